@@ -52,6 +52,7 @@ from quasar_kernels.compile_specs import (
     compile_specs,
 )
 from quasar_kernels.contract import OVERLAY
+from quasar_kernels.delta_rule.kda_triton.specs import kda_specs
 from quasar_kernels.mount import mount
 
 SHARED_LIMIT = 99 * 1024
@@ -127,8 +128,8 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
 
 
 def specs_for(arch: int) -> list[CompileSpec]:
-    """Return every Triton kernel, the overlay's and the blocks', with the tiles for a GPU."""
-    return [*compile_specs(arch), *block_specs(arch)]
+    """Return every Triton kernel of the project, with the tiles for a GPU."""
+    return [*compile_specs(arch), *block_specs(arch), *kda_specs(arch)]
 
 
 def sources() -> list[Path]:

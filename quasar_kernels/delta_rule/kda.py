@@ -1,6 +1,7 @@
 """Kimi Delta Attention, the delta rule with a decay per channel of the keys, with fla's signatures.
 
-On a GPU, `kda_triton` computes whole sequences, and PyTorch those that it does not support.
+Whole sequences on a GPU are computed by `kda_triton`; on a CPU, in fp64 and with wider heads than
+128 channels by PyTorch.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.arguments import expect, expect_number
+from fla.ops.quasar.backend import has_kernels
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
 from fla.ops.quasar.operator_types import ScanInputs
 from fla.ops.quasar.preparation import prepare
+from fla.ops.quasar.switches import requested_backend
 from fla.ops.quasar.traceable import traceable
 from torch import Tensor
 
 from quasar_kernels.delta_rule import inputs
+from quasar_kernels.delta_rule.heads import Heads
+from quasar_kernels.delta_rule.kda_triton.launch import kda_triton
 
 MIN_SAFE_BOUND = -5.0
 """Lowest `lower_bound` that fla accepts with `safe_gate`."""
@@ -226,6 +232,19 @@ def _chunks(
 
         results = run_parallel(cp_context, output_final_state, q, k, v, beta, state, None, scale, g)
         return results
+    if has_kernels(q) and (backend := requested_backend()) != "torch":
+        if backend == "cuda":
+            raise CudaUnavailableError(
+                "QUASAR_BACKEND=cuda, but decays per channel have no CUDA C++ kernels",
+                "set QUASAR_BACKEND=auto",
+            )
+        heads = Heads(q.shape[-1], v.shape[-1], True)
+        cut = None if state is None else heads.cut_state(state)
+        o, final = kda_triton(
+            q, k, heads.cut(v), heads.scalars(g), heads.scalars(beta), cut, output_final_state,
+            bounds, scale,
+        )  # fmt: skip
+        return heads.joined(o), None if final is None else heads.joined_state(final)
     q, k, *_ = ScanInputs.of(q, k, v, beta).with_equal_heads()
     results = chunk_quasar_torch(q, k, v, beta, state, output_final_state, bounds, scale=scale, g=g)
     return results

@@ -8,8 +8,10 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
 from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
+from quasar_kernels.delta_rule import kda
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.delta_rule.calls import chunk_kda, inputs, recurrent_kda, wide
 from tests.quasar_kernels.float64 import check, with_float64
@@ -162,3 +164,10 @@ def test_errors_name_the_argument(call, change, words):
 def test_options_of_whole_sequences_that_are_refused(option, words):
     with pytest.raises(ValueError, match=words):
         chunk_kda(drawn(5), **option)
+
+
+def test_cuda_kernels_that_do_not_exist_cannot_be_requested(monkeypatch):
+    monkeypatch.setattr(kda, "has_kernels", lambda q: True)
+    monkeypatch.setenv("QUASAR_BACKEND", "cuda")
+    with pytest.raises(CudaUnavailableError, match="no CUDA C\\+\\+ kernels"):
+        chunk_kda(drawn(5))

@@ -31,6 +31,7 @@ from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
 from quasar_kernels.blocks.triton_segments import plan as segments_plan
 from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
+from quasar_kernels.delta_rule.kda_triton import launch as kda_launch
 from tests.quasar_kernels.blocks.calls import ssd_inputs, wkv6_inputs
 from tests.quasar_kernels.delta_rule.calls import inputs
 from tests.quasar_kernels.inputs import packed
@@ -76,6 +77,18 @@ def test_both_passes_of_the_scan(keys, gated, bounds, initial, segments):
     compile_ahead("this call", passes._passes, plan, x, initial, True)
     o, final, saved = passes.forward(x, initial, plan)
     passes.backward(saved, torch.randn_like(o), final)
+    assert_ahead(keys)
+
+
+@pytest.mark.parametrize("bounds", [None, packed([70, 3])], ids=["one", "packed"])
+@pytest.mark.parametrize("segments", [1, 2])
+def test_both_passes_with_decays_per_channel(keys, bounds, segments):
+    x = inputs(73, H=1, dtype=torch.float16, channels=True)
+    call = kda_launch.plan_call(x.v, bounds, 0.5, segments)
+    y = kda_launch.Inputs(x.q, x.k, x.v, x.g, x.beta, None)
+    compile_ahead("this call", kda_launch._passes, call, y, True, True)
+    o, final, chunks, kept = kda_launch.forward(call, y, True, True)
+    kda_launch.backward(call, y, chunks, kept, torch.randn_like(o), final)
     assert_ahead(keys)
 
 

@@ -69,11 +69,11 @@ def _segment_states(
         _shared_constants(plan, k) | {"PACK": _rows_of_b(plan, inverse), "BR": tiles.map_rows},
         num_warps=tiles.map_warps, num_stages=tiles.map_stages,
     )  # fmt: skip
-    _scan(plan, G, states, inputs.initial_state, k.dtype, backward=False)
+    scan_segments(plan, G, states, inputs.initial_state, k.dtype, backward=False)
     return G, states
 
 
-def _scan(
+def scan_segments(
     plan: Plan,
     G: torch.Tensor,
     R: torch.Tensor,
@@ -239,7 +239,7 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
 
     if G is not None and d_states is not None:
         launch_state_grad(map_only=True)
-        _scan(plan, G, d_states, None, k.dtype, backward=True)
+        scan_segments(plan, G, d_states, None, k.dtype, backward=True)
     launch_state_grad(map_only=False)
     d_beta = torch.empty_like(steps) if per_token else steps.new_empty(plan.total, H)
     starts = {"HAS_INITIAL": initial_state is not None, "HAS_STATES": states is not None}

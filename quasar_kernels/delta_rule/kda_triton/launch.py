@@ -1,0 +1,321 @@
+"""KDA by the Triton kernels: tiles, segments, launches and autograd."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from fla.ops.quasar.device import is_recorded, on_its_device, once_differentiable
+from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
+from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
+from fla.ops.quasar.triton_kernels.passes import scan_segments
+from fla.ops.quasar.triton_kernels.plan import Plan, plan_of
+from torch import Tensor
+
+from quasar_kernels.delta_rule.kda_triton.backward import input_grad_kernel, state_grad_kernel
+from quasar_kernels.delta_rule.kda_triton.forward import chunk_kernel, walk_kernel
+
+PROGRAMS = 2
+"""Target number of walking programs per multiprocessor, over the whole call."""
+WHOLE = 0.9
+"""Programs per multiprocessor from which sequences are not cut: cut ones are walked twice."""
+LEAST = 8
+"""Fewest chunks of a segment."""
+MAX_SHARES = 65535
+"""Largest second dimension of a CUDA grid."""
+
+_chunk, _walk = map(Launcher, (chunk_kernel, walk_kernel))
+_state_grad, _input_grad = map(Launcher, (state_grad_kernel, input_grad_kernel))
+
+
+class Tiles(NamedTuple):
+    """The tiles of the kernels for heads of one width."""
+
+    chunk: int  # tokens
+    keys: int  # columns of the keys that the kernels without a state load at once
+    values: int  # columns of the values of a walking program
+    chunk_warps: int
+    walk_warps: int
+    walk_stages: int
+    grad_warps: int
+
+
+def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
+    """Return the tiles for heads padded to `block` channels."""
+    if dtype == torch.float32:
+        return Tiles(32, min(32, block), min(32, block), 8, 8, 1, 8)
+    return Tiles(64, min(32, block), min(64, block), 4, 4, 1, 4)
+
+
+class Inputs(NamedTuple):
+    """A call's tensors, all contiguous."""
+
+    q: Tensor  # [B, T, H / group, S], bf16, fp16 or fp32
+    k: Tensor  # the same
+    v: Tensor  # [B, T, H, S], the same dtype
+    g: Tensor  # [B, T, H, S] fp32
+    beta: Tensor  # [B, T, H] fp32
+    initial_state: Tensor | None  # [sequences, H, S, S] fp32
+
+
+class Chunks(NamedTuple):
+    """The results of `chunk_kernel`, under the names of its arguments."""
+
+    reads: Tensor
+    values: Tensor | None  # None in the backward pass, which does not need it
+    writes: Tensor
+    queries: Tensor
+    scores: Tensor
+    inverse: Tensor
+    decays: Tensor
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs besides the inputs and chunks."""
+
+    fresh: Tensor | None
+    checkpoints: Tensor | None
+    G: Tensor | None
+
+
+class Call(NamedTuple):
+    """What is known of a call on the host."""
+
+    plan: Plan
+    tiles: Tiles
+    scale: float
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # enough for several segments in the interpreter
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def plan_call(
+    v: Tensor, cu_seqlens: Tensor | None, scale: float, segments: int | None = None
+) -> Call:
+    """Cut the sequences of v `[B, T, H, S]` into segments.
+
+    Args:
+        segments: replaces the built-in number of segments of the longest sequence.
+    """
+    B, T, H, S = v.shape
+    tiles = tiles_for(max(16, triton.next_power_of_2(S)), v.dtype)
+    bounds = None if cu_seqlens is None else host_bounds(cu_seqlens)
+    longest = T if bounds is None else longest_of(bounds)
+    chunks = max(1, triton.cdiv(longest, tiles.chunk))
+    if segments is None:
+        walks = B * T / max(longest, 1) * H * triton.cdiv(S, tiles.values)
+        units = _multiprocessors(v.device)
+        fit = int(PROGRAMS * units / max(walks, 1)) if walks < WHOLE * units else 1
+        # the scan over segments is sequential, too
+        segments = max(1, min(fit, math.isqrt(2 * chunks), chunks // LEAST))
+    length = tiles.chunk * triton.cdiv(chunks, segments)
+    if bounds is None:
+        count = max(1, triton.cdiv(T, length))
+        cut = Segments(B * count, B, count, length, None, None, length)
+    else:
+        packed = packed_table(bounds, length, v.device)
+        cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
+    return Call(plan_of(v, cut), tiles, scale)
+
+
+def _constants(call: Call, v: Tensor) -> dict[str, Any]:
+    plan = call.plan
+    return {
+        "H": v.shape[2],
+        "S": v.shape[3],
+        "BS": plan.block,
+        "C": call.tiles.chunk,
+        "PRECISION": plan.precision,
+        "IS_VARLEN": plan.table is not None,
+    }
+
+
+def _sizes(call: Call, v: Tensor) -> tuple[int, int, int]:
+    return v.shape[1], call.plan.per_sequence, call.plan.length
+
+
+def _shares(call: Call) -> int:
+    return max(1, min(MAX_SHARES, triton.cdiv(call.plan.longest, call.tiles.chunk)))
+
+
+def _by_chunk(call: Call, v: Tensor) -> Tensor:
+    """Allocate a transposed state for each chunk."""
+    B, T, H, S = v.shape
+    chunks = B * T // call.tiles.chunk + call.plan.total + 1
+    return torch.empty(chunks, H, S, S, dtype=v.dtype, device=v.device)
+
+
+def forward(
+    call: Call, x: Inputs, output_final_state: bool, training: bool
+) -> tuple[Tensor, Tensor | None, Chunks, Kept]:
+    """Launch the forward pass on the current stream."""
+    q, k, v, g, beta, initial_state = x
+    plan, tiles, scale = call
+    B, T, H, S = v.shape
+    new = functools.partial(torch.empty, dtype=v.dtype, device=v.device)
+    decays = new(B * T // tiles.chunk + plan.total + 1, H, S, dtype=torch.float32)
+    W, U, writes, queries = (new(B, T, H, S) for _ in range(4))
+    P, A = (new(B, T, H, tiles.chunk) for _ in range(2))
+    chunks = Chunks(W, U, writes, queries, P, A, decays)
+    constants, sizes = _constants(call, v), _sizes(call, v)
+    _chunk(
+        (plan.total * H, _shares(call), 1),
+        (q, k, v, g, beta, plan.table, *chunks, *sizes, scale),
+        constants | {"GROUP": H // q.shape[2], "BK": tiles.keys},
+        num_warps=tiles.chunk_warps, num_stages=1,
+    )  # fmt: skip
+    walk = constants | {"BV": tiles.values}
+    options = {"num_warps": tiles.walk_warps, "num_stages": tiles.walk_stages}
+    per_state = triton.cdiv(S, tiles.values)
+    stored = (chunks.reads, chunks.values, chunks.writes, chunks.queries, chunks.scores,
+              chunks.decays, plan.table)  # fmt: skip
+    G = states = None
+    if plan.total > plan.sequences:
+        G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=v.device)
+        _walk((plan.total * H, 2 * per_state, 1),
+              (*stored, *(None,) * 6, G, states, *sizes), walk, **options)  # fmt: skip
+        scan_segments(plan, G, states, initial_state, v.dtype, backward=False)
+    o, final, kept = torch.empty_like(v), None, Kept(None, None, G)
+    if output_final_state:
+        final = torch.empty(plan.sequences, H, S, S, dtype=torch.float32, device=v.device)
+    if training:
+        kept = Kept(torch.empty_like(v), _by_chunk(call, v), G)
+    _walk((plan.total * H, per_state, 1),
+          (*stored, states, initial_state, final, o, *kept[:2], None, None, *sizes),
+          walk, **options)  # fmt: skip
+    return o, final, chunks, kept
+
+
+def backward(
+    call: Call, x: Inputs, chunks: Chunks, kept: Kept, do: Tensor, d_final: Tensor | None
+) -> Inputs:
+    """Return the gradients, launched on the current stream; those of q and k have v's shape.
+
+    do and d_final are contiguous, and d_final is fp32.
+    """
+    q, k, v, g, beta, initial_state = x
+    plan, tiles, scale = call
+    H, S = v.shape[2:]
+    constants, sizes = _constants(call, v), _sizes(call, v)
+    walk = constants | {"BV": tiles.values}
+    options = {"num_warps": tiles.walk_warps, "num_stages": tiles.walk_stages}
+    grid = (plan.total * H, triton.cdiv(S, tiles.values), 1)
+    stored = (chunks.reads, chunks.writes, chunks.queries, chunks.scores, do, chunks.decays,
+              plan.table)  # fmt: skip
+    entering = None
+    if kept.G is not None:
+        entering = torch.empty_like(kept.G)
+        _state_grad(grid, (*stored, None, d_final, *(None,) * 3, entering, *sizes), walk, **options)
+        scan_segments(plan, kept.G, entering, None, v.dtype, backward=True)
+    d_initial = None if initial_state is None else torch.empty_like(initial_state)
+    d_fresh, d_states = torch.empty_like(v), _by_chunk(call, v)
+    _state_grad(grid, (*stored, entering, d_final, d_initial, d_fresh, d_states, None, *sizes),
+                walk, **options)  # fmt: skip
+    group = H // q.shape[2]
+    kind = v.dtype if group == 1 else torch.float32
+    dq, dk = (torch.empty_like(v, dtype=kind) for _ in range(2))
+    dv, dg, d_beta = torch.empty_like(v), torch.empty_like(g), torch.empty_like(beta)
+    _input_grad(
+        (plan.total * H, _shares(call), 1),
+        (q, k, v, g, beta, chunks.inverse, kept.fresh, do, d_fresh, kept.checkpoints, d_states,
+         plan.table, dq, dk, dv, dg, d_beta, *sizes, scale),
+        constants | {"GROUP": group, "BK": tiles.keys},
+        num_warps=tiles.grad_warps, num_stages=1,
+    )  # fmt: skip
+    return Inputs(dq, dk, dv, dg, d_beta, d_initial)
+
+
+class KdaFunction(torch.autograd.Function):
+    """Saves the inputs, the chunks' matrices, V' and the state before each chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, output_final_state: bool, *inputs: Any) -> Any:
+        """Run the forward pass; `inputs` are those of `Inputs`."""
+        x = _contiguous(*inputs)
+        o, final, chunks, kept = forward(call, x, output_final_state, True)
+        ctx.save_for_backward(*x, *chunks._replace(values=None), *kept)
+        ctx.call, ctx.dtypes = call, [None if y is None else y.dtype for y in inputs]
+        return o, final
+
+    @staticmethod
+    @once_differentiable
+    @on_its_device
+    def backward(ctx: Any, do: Tensor, d_final: Tensor | None) -> Any:
+        """Return the gradients of `forward`'s arguments."""
+        saved = ctx.saved_tensors
+        x, chunks, kept = Inputs(*saved[:6]), Chunks(*saved[6:13]), Kept(*saved[13:])
+        do = do.to(x.v.dtype).contiguous()
+        d_final = None if d_final is None else d_final.float().contiguous()
+        found = backward(ctx.call, x, chunks, kept, do, d_final)
+        shape = x.q.shape
+        dq, dk = (y.view(*shape[:3], -1, shape[3]).sum(3) if y.shape != shape else y
+                  for y in found[:2])  # fmt: skip
+        gradients = (dq, dk, *found[2:])
+        cast = (None if y is None else y.to(kind)
+                for y, kind in zip(gradients, ctx.dtypes, strict=True))  # fmt: skip
+        return None, None, *cast
+
+
+def _contiguous(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> Inputs:
+    state = None if initial_state is None else initial_state.float().contiguous()
+    k, v = (x.to(q.dtype).contiguous() for x in (k, v))
+    return Inputs(q.contiguous(), k, v, g.float().contiguous(), beta.float().contiguous(), state)
+
+
+def kda_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    segments: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute KDA by the Triton kernels, differentiably, on q's device, the current one.
+
+    Args:
+        q, k: `[B, T, H / group, S]`.
+        v, g: `[B, T, H, S]`, S up to 128.
+        beta: `[B, T, H]`.
+        initial_state: `[sequences, H, S, S]` or None.
+        cu_seqlens: the bounds of packed sequences, checked, or None.
+        segments: replaces the built-in number of segments of the longest sequence.
+    """
+    inputs = (q, k, v, g, beta, initial_state)
+    call = plan_call(v if v.dtype == q.dtype else v.to(q.dtype), cu_seqlens, scale, segments)
+    recorded = is_recorded(*inputs)
+    if q.is_cuda:
+        plan = call.plan
+        kinds = tuple(None if x is None else x.dtype for x in inputs)
+        layout = plan.total > plan.sequences, plan.table is not None
+        key = q.shape[2:], v.shape[2], kinds, layout, output_final_state, recorded
+        x = _contiguous(*inputs) if key not in _seen else None
+        if x is not None:
+            _seen.add(key)
+            compile_ahead(key, _passes, call, x, output_final_state, recorded)
+    if recorded:
+        o, final = KdaFunction.apply(call, output_final_state, *inputs)
+        return o, final
+    o, final, *_ = forward(call, _contiguous(*inputs), output_final_state, False)
+    return o, final
+
+
+_seen: set[Any] = set()  # kinds of calls whose kernels are being compiled, or are compiled
+
+
+def _passes(call: Call, x: Inputs, output_final_state: bool, training: bool) -> None:
+    o, final, chunks, kept = forward(call, x, output_final_state, training)
+    if training:
+        backward(call, x, chunks, kept, torch.empty_like(o), final)
