@@ -21,6 +21,13 @@ pytest.register_assert_rewrite(*(f"tests.{name}" for name in sorted(_HELPERS)))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if find_spec("hypothesis"):  # a busy machine draws and tries examples slowly
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any machine")
 
 MEMORY, MEMORY_BYTES = "/dev/shm", 4 * 2**30
 LONG_SECONDS = 50.0
