@@ -22,7 +22,7 @@ def tune_quickly() -> None:
     def compiled(tuner: Any, kwargs: dict[str, Any]) -> list[Any]:
         tuner.do_bench = partial(do_bench, warmup=TRIAL_MS // 4, rep=TRIAL_MS)
         candidates: list[Any] = prune(tuner, kwargs)
-        call = {**tuner.nargs, **kwargs, "warmup": True}  # which compiles, and launches nothing
+        call = {**tuner.nargs, **kwargs, "warmup": True}  # compiles without launching
         with ThreadPoolExecutor() as pool, AsyncCompileMode(pool, ignore_errors=True):
             for candidate in candidates:
                 with suppress(Exception):  # the tuner meets the same error, and handles it

@@ -1,19 +1,20 @@
 """Expected speeds of the layer on other cards, from kernels that were measured on one GPU.
 
-The estimated time of a call is that of a call of 512 tokens, which consists of launches and the
-host's work, plus each kernel's time per token times the tokens. A kernel's time on another card
-follows from published rates. Its bound is the longer of the times for its bytes and its operations.
+The estimated time of a call is a fixed part plus each kernel's time per token times the tokens. The
+fixed part, launches and the host's work, is the time of a call of 512 tokens. A kernel's time on
+another card follows from published rates. A kernel's bound is the longer of the times for its bytes
+and for its operations.
 
 - A kernel near its bound keeps its share of the bound. If operations bound it and it multiplies by
-  `mma.sync`, it takes at least as many cycles as on the measured GPU, because the published rate
-  may be that of other instructions.
+  `mma.sync`, it takes at least as many cycles as on the measured GPU, because a card may
+  reach its published rate only by other instructions.
 - A kernel far from its bound is limited by latencies within the multiprocessors. It takes the same
-  number of cycles, but at least its bound.
+  number of cycles, or its bound on the other card if that is longer.
 - The time of a kernel without a bound (maps and their scan) grows by the larger of the ratios of
   bandwidths and of cycles per second.
 
-A card is assumed to reach the shares of its published rates that a copy and a large product reach
-on the measured GPU.
+Every card is assumed to reach the same share of its published bandwidth as a copy on the measured
+GPU, and the same share of its published rate of operations as a large product there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.report.layer_steps import GEMM, STEPS, Step, StepTime, find_step
 from harness.hardware.gpus import Gpu, known
 
 SPEEDS = DATA / "overlay.json"
-"""Speeds by length, of which the shortest gives the time of launches and host for all paths."""
+"""Speeds by length. The shortest call gives the time of launches and host for all paths."""
 HOPPER = DATA / "layer-profile.json"
 PORTABLE = DATA / "layer-profile-portable.json"
 FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
@@ -39,7 +40,7 @@ LATENCY_TOKENS = 512
 LONG_TOKENS = 1_000_000
 """Length of a call that takes as long as its kernels."""
 NEAR = 0.75
-"""Share of its bound from which on a kernel is limited by it."""
+"""A kernel is limited by its bound if the bound is at least this share of its time."""
 
 
 class Implementation(NamedTuple):
@@ -49,7 +50,7 @@ class Implementation(NamedTuple):
     gpu: Gpu
     kernels: Run  # of `layer_profile`
     latency_ms: float  # of a call of 512 tokens
-    mma_sync: bool  # whether its own kernels multiply by `mma.sync`, the library's do not
+    mma_sync: bool  # whether its own kernels (not the library's) multiply by `mma.sync`
 
     def call_ms(self, tokens: int, gpu: Gpu) -> float:
         times = find_steps(self.kernels.entries, STEPS[str(self.kernels.settings["tree"])])

@@ -43,7 +43,7 @@ SAMPLED = 4096
 """Tokens checked for changes after a call, in inputs of more than `ORACLE_LENGTH` tokens."""
 
 BURST = 1000.0
-"""Factor of the first values, so large that their rest in the state shows in later outputs."""
+"""Factor of the first values. They stay in the state long enough to show in later outputs."""
 
 
 Subject = SubjectProxy | InProcessSubject
@@ -147,7 +147,7 @@ class _Stages:
         checker.compare(name, where, actual, expected, limit or checker.limits.operator)
 
     def burst(self) -> None:
-        """Outputs behind large values must be within twice the limit for correlated keys."""
+        """Outputs after large values must be within twice the limit for correlated keys."""
         inputs = _layer_like(self.checker, 600)
         inputs["v"][:, :20] *= BURST
         actual, expected = self._operate(inputs)["o"], _oracle(inputs)[0]
@@ -157,7 +157,10 @@ class _Stages:
         )
 
     def state(self) -> None:
-        """Compare the final state without and with an initial state; with one, also the outputs."""
+        """Compare the final states of a call without an initial state and of a call with one.
+
+        Of the second call, compare the outputs, too.
+        """
         checker, where = self.checker, "257 tokens"
         limit = checker.limits.operator
         inputs = _layer_like(checker, 257)
@@ -215,7 +218,7 @@ class _Stages:
             checker.unchanged("layer: weights changed", name, value, weights[name])
 
     def slow_layer(self, length: int) -> None:
-        """Compare a layer of slow heads, which pieces without a state cannot compute."""
+        """Compare a layer of slow heads, to refuse code that computes pieces without a state."""
         checker, seed = self.checker, self.checker.seed()
         weights = self._built({"beta_log": _slow_heads().expm1().log()})
         self.subject.draw("x", (1, length, WORKLOAD.hidden_size), seed)

@@ -90,7 +90,7 @@ def bounds_on_host(
         known = bounds if cu_seqlens.is_cuda else cu_seqlens
         if bounds.shape != cu_seqlens.shape or not bool((bounds == known).all()):
             raise ValueError(
-                f"cu_seqlens_cpu must equal cu_seqlens, of {list(cu_seqlens.shape)}; got "
+                f"cu_seqlens_cpu must equal cu_seqlens, of shape {list(cu_seqlens.shape)}; got "
                 f"{bounds.tolist()}"
             )
     sequence_lengths(bounds, 1, tokens)
@@ -169,7 +169,7 @@ def with_zero_gradients(results: Results, *inputs: Tensor | None) -> Results:
     leaves = [x for x in inputs if x is not None and x.requires_grad]
     if not leaves or not torch.is_grad_enabled():
         return results
-    # the sum of no elements, because an initial state has elements without tokens, too
+    # sums over no elements: an initial state has elements even if there are no tokens
     zero = torch.stack([x.flatten()[:0].sum().double() for x in leaves]).sum()
     o, final = results
     return o + zero, None if final is None else final + zero

@@ -106,8 +106,8 @@ def log_file(given: CommandLineSettings) -> Path:
 def _is_trial(given: CommandLineSettings) -> bool:
     """Return whether this is an embedded run.
 
-    Raises a ConfigError if only the loss of the .env would make it one: a process manager would
-    restart a real miner as a trial, while its commitment waits for the reveal.
+    Raises a ConfigError if there is no .env, but a real miner's journal. Otherwise, a process
+    manager would restart that miner as a trial, while its commitment waits for the reveal.
     """
     if not is_embedded(given.settings, given.env_file, environment()):
         return False
@@ -248,7 +248,7 @@ def bench(given: CommandLineSettings, all_lengths: bool) -> int:
 
 
 def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure; retry where the miner would be FAILED, and raise the fault where it is HELD."""
+    """Measure. Retry a fault that makes the miner FAILED; raise one that makes it HELD."""
     for failures in itertools.count(1):
         try:
             act()
@@ -263,7 +263,7 @@ def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> N
 @click.option("-n", "--lines", type=Whole(0, 10**9), metavar="N", default=20, help="How many (20).")
 @click.option("--no-follow", is_flag=True, help="End after these lines.")
 def logs(given: CommandLineSettings, lines: int, no_follow: bool) -> int:
-    """Run `logs`: become `tail`, which follows the log through its rotation."""
+    """Run `logs`: replace this process by `tail`, which keeps following a rotated log."""
     path = log_file(given)
     try:
         path.open("rb").close()

@@ -126,15 +126,15 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
     """Return whether a server that counts rounds from 1 again still has the submission.
 
     The server answers a repeated reveal with 409 if it has the submission. This does not count
-    towards a ban. The reveal of another commitment would, so it is not sent if the number belongs
-    to one in the new database.
+    towards a ban. A reveal does count if its number belongs to another commitment in the new
+    database, so none is sent then.
     """
     if submission.salt is None:
         return False
     try:
         pending = context.client.pending_reveals().pending_reveals
         if any(row.submission_id == submission.submission_id for row in pending):
-            return False  # it was revealed, so it is not pending
+            return False  # another commitment: this one was revealed, so it is not pending
         context.reveal(submission)
     except (NotRegistered, SubmissionNotFound):
         return False
@@ -151,8 +151,8 @@ def _place(
 ) -> tuple[int, Weight] | None:
     """Return the submission's rank and weight in its round, if the API shows them.
 
-    The weights name hotkeys instead of submissions. This hotkey's submissions in the round share
-    them in the order of their scores under the round's rule.
+    The weights name hotkeys, not submissions. This hotkey's first entry belongs to its best
+    submission by the round's rule, the second entry to the next, and so on.
     """
     try:
         reply = context.client.weights(int(submission.round_id or 0))
@@ -205,12 +205,12 @@ def conclude(
 ) -> Conclusion:
     """Return the verdict that a row of the statistics and a place among the weights show.
 
-    `foreign` has the numbers of this hotkey's foreign submissions; the place may belong to one.
+    `foreign` has the numbers of this hotkey's submissions from elsewhere; one may have the place.
     """
     rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:
         rank = row.rank
-    if submission.judged_early_at is not None:  # its score concerns no measurement
+    if submission.judged_early_at is not None:  # its score does not come from a measurement
         return Conclusion(
             State.PREMATURE,
             rank=rank,

@@ -20,7 +20,9 @@ def mark_validated(
     request: protocol.MarkValidatedRequest,
     validator: str,
 ) -> dict[str, Any]:
-    """Store a validator's score; above 0 it removes a failure, unless the logits were refuted.
+    """Store a validator's score.
+
+    A score above 0 removes one of the client's failures, unless the logits were refuted.
 
     The first validator that judges a submission decides; it may judge again. The places of a
     completed round do not change.

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 TOKENS, BATCH = 32, 8
 RATE, WARMUP = 5e-3, 10
 NOISE = 0.1
-"""Share of tokens that are random instead."""
+"""Share of tokens that are random instead of following from an earlier token."""
 HELD_OUT = 1 << 31
-"""The seed of the held-out batch. It fits in 32 bits, all that a CPU's generator uses of a seed."""
+"""The seed of the held-out batch. A CPU's generator uses only 32 bits of a seed."""
 
 
 def draw(vocabulary: int, seed: int, device: torch.device) -> Tensor:

@@ -26,9 +26,12 @@ CUT = typed("i32", "T NS SEG")
 
 
 def block_specs(architecture: int = 90) -> Iterator[CompileSpec]:
-    """Yield the kernels for heads and states of 64 in bf16, on Hopper also of 128 and in fp32."""
+    """Yield the kernels for heads and states of 64 in bf16.
+
+    For Hopper, also yield those of 128 in bf16 and those of 64 in fp32.
+    """
     kinds = [("bf16", torch.bfloat16, 64)]
-    if architecture == 90:  # the others are compiled for one architecture only: it takes long
+    if architecture == 90:  # these take long to compile, so only for one architecture
         kinds += [("bf16", torch.bfloat16, 128), ("fp32", torch.float32, 64)]
     for kind, dtype, K in kinds:
         for operator, size, rows in (

@@ -148,8 +148,8 @@ def test_fla_s_functions_raise_the_same_errors_within_switched():
 def test_the_copy_of_the_bounds_must_be_equal(gated):
     x, bounds = inputs(5), packed([2, 3])
     for wrong, words in (
-        (packed([3, 2]), "must equal cu_seqlens, of [3]; got [0, 3, 5]"),
-        (packed([5]), "must equal cu_seqlens, of [3]; got [0, 5]"),
+        (packed([3, 2]), "must equal cu_seqlens, of shape [3]; got [0, 3, 5]"),
+        (packed([5]), "must equal cu_seqlens, of shape [3]; got [0, 5]"),
         ([0, 5], "cu_seqlens_cpu must be an int32"),
     ):
         refused(words, chunk, x, gated, cu_seqlens=bounds, cu_seqlens_cpu=wrong)

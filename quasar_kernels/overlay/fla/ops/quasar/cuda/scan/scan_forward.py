@@ -55,8 +55,8 @@ LONG = 3072
 time, for heads that stopped too early. In shorter segments this costs more time than it saves. With
 decays, by which most heads forget sooner, half as many tokens are enough."""
 EVEN = 0.92
-"""Least share of whole rounds that the segments' blocks should fill. A round is one block on every
-multiprocessor."""
+"""The segments' blocks should fill at least this share of their rounds. A round is one block on
+every multiprocessor."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
@@ -155,9 +155,9 @@ def _cut(tokens: int, chains: int, wave: int, multiprocessors: int, tile: int) -
         tokens: of the (longest) sequence.
         chains: sequences times heads times a head's panels; the tokens of one chain are processed
             sequentially.
-        wave: resident blocks of either pass on the whole device.
+        wave: blocks of a pass that fit on the whole device at once, the fewer of both passes.
     """
-    # a pass costs about tokens / n, the scan between the passes as much as 16 tokens per segment
+    # a pass costs as much as tokens / n tokens, the scan between both passes as much as 16 n
     tokens = max(tokens, 1)
     most = max(1, min(math.isqrt(tokens // 16), wave // chains))
 
@@ -178,13 +178,13 @@ def cut_evenly(
     The length is a multiple of `tile_of(S)`.
     """
     kernels, multiprocessors = program.kernels, program.multiprocessors
-    # one wave for both passes
+    # the blocks of either pass must fit in one wave
     wave = min(kernels["segment_map"].blocks, kernels["segment_output"].blocks) * multiprocessors
     return _cut(tokens, sequences * H * (S // PANEL), wave, multiprocessors, max(TILE, S))
 
 
 def tile_of(S: int) -> int:
-    """Return the tokens of which a segment of heads of S channels has a multiple."""
+    """Return the tokens that divide each segment's length, for heads of S channels."""
     return max(TILE, S)  # the backward pass stores a checkpoint every S tokens
 
 
@@ -211,7 +211,7 @@ def cut_shape(
 
     Args:
         count: replaces the number of segments of each sequence; only without cu_seqlens.
-        every: the tokens after which a segment must end, a multiple of `tile_of(S)`.
+        every: a segment must end after every so many tokens; a multiple of `tile_of(S)`.
     """
     B, T, H, S = shape
     tile = tile_of(S)
@@ -291,12 +291,12 @@ def launch_parameters(
     stopping: Sequence[torch.Tensor | None],
     repeats: Sequence[int],
 ) -> list[Any]:
-    """Return the kernels' parameters of each round: `Arguments`, and on Hopper `TensorMaps`.
+    """Return the kernels' parameters for each of `repeats`: `Arguments`, on Hopper `TensorMaps`.
 
     Args:
         results: o, the final state, G (the segments' maps) and the states.
         stopping: `stops` and `unfinished` of `Arguments`.
-        repeats: for each round, whether to compute only the unfinished heads.
+        repeats: for each repetition, whether to compute only the unfinished heads.
     """
     q, k, v, (steps, _), initial_state, _, scale, g = inputs
     T, H = v.shape[1:3]
@@ -360,7 +360,7 @@ def forward(
         stops = steps.new_empty(grid[0], dtype=torch.int32)
         unfinished = steps.new_empty(cut.sequences * H, dtype=torch.int32)
     results, stopping = (o, final, G, states), (stops, unfinished)
-    # the second round computes only the heads in which pass 1 stopped too early (see LONG)
+    # the second repetition computes only the heads in which pass 1 stopped too early (see LONG)
     repeats = (0,) if stops is None else (0, 1)
     for parameters in launch_parameters(program, inputs, cut, results, stopping, repeats):
         if G is not None:
