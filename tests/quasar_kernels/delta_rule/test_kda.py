@@ -140,7 +140,7 @@ def test_the_chunked_definition_is_the_recurrence():
         ({"use_gate_in_kernel": True, "lower_bound": 1.0}, "must be negative; got 1.0"),
         ({"chunk_size": 20}, "chunk_size is 20"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else None,
 )
 def test_errors_name_the_argument(call, change, words):
     x = drawn(5)
