@@ -116,7 +116,7 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
 NAMES = (*OURS, FLA, *LIBRARIES)
 
 
-def takes(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
+def supports(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
     if name not in LIBRARIES:
         return True
     gated = rule == GATED and shape.width == LIBRARY_WIDTH
@@ -184,7 +184,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         run = run.adding(*decoding())
         for rule, way, shape in CALLS:
             x = draw(rule, shape)
-            able = [name for name in names if takes(name, rule, way, shape)]
+            able = [name for name in names if supports(name, rule, way, shape)]
             rested = {"cuda", *((FLA,) if shape == LONG else ())} if way == "forward" else set()
             entries = comparison_of(rule, shape.tokens).entries(
                 {"rule": rule, "way": way, **shape._asdict()},

@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         for way, shape in itertools.product(WAYS, SHAPES):
             x = draw(GATED, shape)
             names = [
-                name for name in (CUDA, *installed) if delta_rule.takes(name, GATED, way, shape)
+                name for name in (CUDA, *installed) if delta_rule.supports(name, GATED, way, shape)
             ]
             tokens = {"forward": shape.tokens, "forward and backward": CHECKED_TOKENS}[way]
             comparison = delta_rule.comparison_of(GATED, shape.tokens)

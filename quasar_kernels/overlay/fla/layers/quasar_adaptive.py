@@ -27,7 +27,7 @@ from fla.ops.quasar.arguments import (
 )
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
-from fla.ops.quasar.layer.adaptive import run_adaptive, takes
+from fla.ops.quasar.layer.adaptive import run_adaptive, supports_kernels
 from fla.ops.quasar.layer.adaptive_decode import decode
 from fla.ops.quasar.layer.adaptive_modules import mix_by_modules
 from fla.ops.quasar.layer.adaptive_training import record_adaptive
@@ -172,7 +172,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         backend = requested_backend() if x.is_cuda else "torch"
         shape = self.num_heads, self.head_dim, self.norm_eps
         call = Call(*shape, compute_dtype(x), cu_seqlens, backend)
-        if not takes(call, x, weights):
+        if not supports_kernels(call, x, weights):
             return None
         if parts is None:
             run = record_adaptive if recorded else run_adaptive

@@ -62,7 +62,7 @@ class AdaptiveResults(NamedTuple):
         return ScanInputs(q, k, v, steps, cu_seqlens=call.cu_seqlens, scale=scale)
 
 
-def takes(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
+def supports_kernels(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
     """Return whether the kernels support a call with these weights."""
     taps = weights.layer.q_taps
     return (
