@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from quasar_kernels.delta_reference import delta_chunked
+from tests.gpu.calls import ON_CUDA_KERNELS
 from tests.quasar_kernels.delta_rule.calls import chunk_kda, inputs, recurrent_kda, wide
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import common_key, packed
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
+
+pytestmark = ON_CUDA_KERNELS
 
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=lambda x: str(x)[6:]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 INSTALLED = sysconfig.get_path("purelib")
 """Where this test's own Python has its packages."""
 REAL = (
-    *("annotated_types", "dotenv", "pydantic", "pydantic_core"),
+    *("annotated_types", "dotenv", "idna", "pydantic", "pydantic_core"),
     *("typing_extensions.py", "typing_inspection"),
 )
 """Packages whose code runs in these tests."""
