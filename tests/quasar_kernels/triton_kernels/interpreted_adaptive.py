@@ -83,7 +83,7 @@ def test_keys_of_zeros_and_small_decays():
 def test_the_layer_s_gradients_with_saved_and_recomputed_results(
     monkeypatch, dtype, rotate, B, bounds, size
 ):
-    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    monkeypatch.setattr(quasar_adaptive, "supports_kernels", lambda *_: True)
     T, D, H, S = 24, 32, 2, 16
     layer = quasar_adaptive.AdaptiveQuasarAttention(D, S, H, conv_bias=True)
     with torch.no_grad():
@@ -199,7 +199,7 @@ def fake_hopper(monkeypatch):
 
 @pytest.mark.parametrize("results", ["recomputed", "saved", "in memory"])
 def test_replays_have_the_bits_of_launches(monkeypatch, results):
-    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    monkeypatch.setattr(quasar_adaptive, "supports_kernels", lambda *_: True)
     if results != "recomputed":
         monkeypatch.setattr(adaptive_training, "SHORT", 0)
     if results == "in memory":
@@ -231,7 +231,7 @@ def test_replays_have_the_bits_of_launches(monkeypatch, results):
 @pytest.mark.parametrize("replay", [False, True])
 def test_decoded_tokens_equal_one_call(monkeypatch, replay):
     layer = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2, conv_bias=True, layer_idx=0)
-    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    monkeypatch.setattr(quasar_adaptive, "supports_kernels", lambda *_: True)
     captured = simulate(monkeypatch) if replay else []
     cache, x, (cos, sin) = QuasarCache(), torch.randn(2, 20, 32), torch.randn(2, 1, 1, 20, 8)
     lengths, outputs, held = [10, 1, 1, 1, 1, 3, 3], [], []
@@ -270,7 +270,7 @@ def test_gradients_of_any_size_get_a_finite_power_of_two(largest):
 
 
 def test_zero_gradients_stay_zero(monkeypatch):
-    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    monkeypatch.setattr(quasar_adaptive, "supports_kernels", lambda *_: True)
     layer, x = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2), torch.randn(1, 20, 32)
     with torch.autocast("cpu", torch.bfloat16):
         y, _ = layer(x.requires_grad_())
