@@ -88,7 +88,7 @@ class Connection:
 
     Args:
         base_url: https, or http on this machine; others raise a ConfigError.
-        identity: signs the headers, which are sent to this host only.
+        identity: signs the headers, which are sent to this host only; None for unsigned calls.
         now: this machine's clock in Unix seconds.
         reply_seconds: limit on the time until a reply begins, and then on the time until it ends.
         reply_bytes: limit on a reply's decoded body.
@@ -100,7 +100,7 @@ class Connection:
     def __init__(
         self,
         base_url: str,
-        identity: Identity,
+        identity: Identity | None,
         *,
         transport: httpx.BaseTransport | None = None,
         now: Callable[[], float] = time.time,
@@ -108,15 +108,15 @@ class Connection:
         reply_bytes: int = REPLY_BYTES,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self.hotkey = identity.hotkey
         self.on_loopback = check_address(self.base_url)
         self.clock_offset: float | None = None
         self._now, self._reply_seconds, self._reply_bytes = now, reply_seconds, reply_bytes
-        signature = identity.sign(identity.hotkey)
-        register_secret(signature)
-        self._identity = identity
         self._time_limit = TimeLimit()
-        self._credentials = {HOTKEY_HEADER: identity.hotkey, SIGNATURE_HEADER: signature}
+        if identity is not None:
+            self.hotkey, self._identity = identity.hotkey, identity
+            signature = identity.sign(identity.hotkey)
+            register_secret(signature)
+            self._credentials = {HOTKEY_HEADER: identity.hotkey, SIGNATURE_HEADER: signature}
         self._http = httpx.Client(
             base_url=self.base_url,
             transport=transport,

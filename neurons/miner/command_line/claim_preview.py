@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import httpx
-from pydantic import ValidationError
+from contextlib import closing
 
 from harness.claim import NoClaim, derive_claim
 from harness.sample import Sample
 from harness.terminal import counted
 from neurons.miner.steps.claim import best_claim
-from neurons.runtime.errors import ConfigError
-from neurons.runtime.network import client_options
+from neurons.runtime.errors import ConfigError, Fault
 from neurons.runtime.settings import Settings
+from neurons.wire.client import LIST_BYTES
+from neurons.wire.connection import Connection
 from neurons.wire.protocol import Performer, QueuedSubmission, SubmissionStats
 from neurons.wire.rules import weighted_score
 
-HTTP_SECONDS = 10.0
-MAX_BYTES = 4 * 2**20
-"""Longest list that is read: an unknown server may send any amount."""
+REPLY_SECONDS = 10.0
 
 
 def preview(samples: Sequence[Sample], settings: Settings, url: str | None) -> Iterator[str]:
@@ -49,17 +46,11 @@ def preview(samples: Sequence[Sample], settings: Settings, url: str | None) -> I
 
 def listed_scores(url: str) -> list[float] | None:
     """Return the weighted scores of the claims that the API lists; None if it does not answer."""
-    address = f"{url}/get_submission_stats?limit=100"
+    route, query = "/get_submission_stats", {"limit": 100}
     try:
-        options = {"headers": {"Accept-Encoding": "identity"}, **client_options(url)}
-        with httpx.stream("GET", address, timeout=HTTP_SECONDS, **options) as reply:
-            body = b""
-            for part in reply.iter_raw():
-                body += part
-                if len(body) > MAX_BYTES:
-                    return None
-        stats = SubmissionStats.model_validate_json(body)
-    except (httpx.HTTPError, ConfigError, ValidationError):
+        with closing(Connection(url, None, reply_seconds=REPLY_SECONDS)) as api:
+            stats = api.exchange("GET", route, SubmissionStats, query=query, reply_bytes=LIST_BYTES)
+    except (Fault, ConfigError):
         return None
     rows: list[QueuedSubmission | Performer] = [*stats.recent_submissions, *stats.top_performers]
     return [

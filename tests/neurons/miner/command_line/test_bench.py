@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from harness.measuring.runner import MeasurementError
 from harness.report import load_report
-from neurons.miner.command_line import commands
+from neurons.miner.command_line import claim_preview, commands
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
@@ -32,7 +34,7 @@ from tests.neurons.miner.parts import (
     make_context,
     make_settings,
 )
-from tests.processes import started, wait_for
+from tests.processes import HANG, started, wait_for
 from tests.servers import Handler, Server, serving
 
 CRASH = MeasurementError("died", "crash")
@@ -122,6 +124,31 @@ def test_the_end_shows_the_claim_and_its_place(tmp_path, monkeypatch, capsys, ta
     # without an API, the place is left out
     assert bench(tmp_path, FakeBench(), monkeypatch, validator_api_url=server.url, **flags) == 0
     assert capsys.readouterr().out.splitlines()[-1] == score.partition(", place")[0]
+
+
+def test_an_endless_reply_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(claim_preview, "REPLY_SECONDS", 1.0)
+    given_up = threading.Event()
+
+    class Api(Handler):
+        wbufsize = 0
+
+        def serve(self) -> None:
+            self.send(200, b"{", {"Content-Length": str(2**20)})
+            with suppress(OSError):  # the client disconnects
+                while not given_up.wait(0.2):
+                    self.wfile.write(b" ")
+
+    server = Server(Api)
+    with serving(server):
+        timer = threading.Timer(HANG / 10, given_up.set)
+        timer.start()
+        try:
+            assert claim_preview.listed_scores(server.url) is None
+            assert not given_up.is_set(), "the reply was read until the server gave up"
+        finally:
+            timer.cancel()
+            given_up.set()
 
 
 @dataclass
