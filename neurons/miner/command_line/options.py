@@ -35,12 +35,10 @@ of_the_public_miner = flags.options(
     ignored("--model-name", WITHOUT_EFFECT["MODEL_NAME"], metavar="NAME"),
     ignored("--byoc-file", WITHOUT_EFFECT["BYOC_FILE_PATH"], metavar="FILE"),
     ignored("--use-full-context", _NO_LANGUAGE_MODEL, is_flag=True),
-    *(
-        ignored(name, _NO_LANGUAGE_MODEL, metavar="N")
-        for name in (
-            *("--context-max-files", "--context-max-size", "--max-length", "--max-new-tokens"),
-        )
-    ),
+    ignored("--context-max-files", _NO_LANGUAGE_MODEL, metavar="N"),
+    ignored("--context-max-size", _NO_LANGUAGE_MODEL, metavar="N"),
+    ignored("--max-length", _NO_LANGUAGE_MODEL, metavar="N"),
+    ignored("--max-new-tokens", _NO_LANGUAGE_MODEL, metavar="N"),
 )
 """Adds the flags that only the public subnet's miner uses."""
 

@@ -56,9 +56,10 @@ def queue_place(t: Transaction, submission_id: int) -> protocol.QueuePlace:
     row = t.session.get(Submission, submission_id)
     if row is None:
         raise Refusal(404, NOT_FOUND)
-    place = None
-    if row.is_revealed and row.validated_at is None and row.withdrawn_at is None:
-        place = count(t.session, *IN_QUEUE, Submission.id <= row.id)
+    waiting = count(t.session, *IN_QUEUE)
+    if not row.is_revealed or row.validated_at is not None or row.withdrawn_at is not None:
+        return protocol.QueuePlace(place=None, queued=waiting)
+    place = count(t.session, *IN_QUEUE, Submission.id <= row.id)
     judged = t.session.scalars(
         select(Submission.validated_at)
         .where(Submission.validated_at.is_not(None))
@@ -66,10 +67,8 @@ def queue_place(t: Transaction, submission_id: int) -> protocol.QueuePlace:
         .limit(PACE + 1)
     ).all()
     gaps = [(late - early).total_seconds() for late, early in pairwise(judged) if late and early]
-    seconds = place * median(gaps) if place and gaps else None
-    return protocol.QueuePlace(
-        place=place, queued=count(t.session, *IN_QUEUE), estimated_seconds=seconds
-    )
+    seconds = place * median(gaps) if gaps else None
+    return protocol.QueuePlace(place=place, queued=waiting, estimated_seconds=seconds)
 
 
 def pending_reveals(
