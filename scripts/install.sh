@@ -6,11 +6,11 @@
 # processes keep the folder that they started from. It is removed once no process uses it.
 #
 # EXTRA is one of pyproject.toml's optional dependencies, or `all` for every one except dev; those of
-# earlier calls stay installed. Without EXTRA, only the library is installed. requirements/lock.txt has the versions. If the stamp in .venv is
-# up to date, the script does nothing. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
-# index for PyTorch. By default, a machine without an NVIDIA GPU uses PyTorch's CPU index if it can be
-# reached; BUILD=cuda installs the build for a GPU, for example into a container's image. pip's configuration
-# sets the rest.
+# earlier calls stay installed. Without EXTRA, only the library is installed. requirements/lock.txt has
+# the versions. If the stamp in .venv is up to date, the script does nothing. PYTHON names the
+# interpreter to use, TORCH_INDEX_URL the package index for PyTorch. By default, a machine without an
+# NVIDIA GPU uses PyTorch's CPU index if it can be reached; BUILD=cuda installs the build for a GPU, for
+# example into a container's image. pip's configuration sets the rest.
 # Exit status 78: a person must act; 1: another attempt may succeed.
 set -euo pipefail
 

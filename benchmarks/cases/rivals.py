@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.cases.layer import AT_ONCE
 from benchmarks.cases.layer_calls import exact
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands, processes
@@ -39,8 +40,6 @@ from harness.workload import WORKLOAD, parse_lengths
 from quasar_kernels.reference import quasar_chunked, relative_rms
 
 OURS, TARGET = "this project", 1_000_000
-AT_ONCE = 10
-"""Processes that start in parallel; an import of a fork takes ten seconds of one core."""
 HEADS = (WORKLOAD.num_heads, WORKLOAD.head_dim)
 Results = dict[str, Any]
 """Fields of an entry."""
@@ -105,7 +104,10 @@ def time_tree(by: str, tree: Path, length: int, *, options: Options, gpu_lock: P
 
 
 def check_tree(by: str, tree: Path, args: argparse.Namespace, device: str) -> Iterator[Entry]:
-    """Yield an entry for each of `CHECKS`, from a fresh process; the last may be its failure."""
+    """Yield an entry for each of `CHECKS`, all computed in one fresh process.
+
+    If the process fails, the last entry has the reason.
+    """
     entries = processes.stream(_checks, by, tree, args, device, seconds=args.seconds)
     try:
         yield from entries

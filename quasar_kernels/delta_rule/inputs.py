@@ -97,6 +97,16 @@ def bounds_on_host(
     return bounds
 
 
+def check_bounds_device(cu_seqlens: Tensor | None, q: Tensor) -> None:
+    """Check that bounds are on q's device, because the recurrent kernel reads them in place.
+
+    Raises:
+        ValueError: they are on another device.
+    """
+    if cu_seqlens is not None and cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens must be on q's device, {q.device}; got {cu_seqlens.device}")
+
+
 def check_options(function: Callable[..., Any], options: dict[str, Any], *known: str) -> None:
     """Check that all options of a function's call are `known` or `chunk_size`.
 

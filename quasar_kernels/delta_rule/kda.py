@@ -150,9 +150,7 @@ def fused_recurrent_kda(
     if inplace_state and v_first:
         raise ValueError("inplace_state needs states [K, V]: omit state_v_first")
     _check(q, k, v, g, beta, scale, initial_state, cu_seqlens, v_first)
-    # the kernel reads the bounds in place
-    if cu_seqlens is not None and cu_seqlens.device != q.device:
-        raise ValueError(f"cu_seqlens must be on q's device, {q.device}; got {cu_seqlens.device}")
+    inputs.check_bounds_device(cu_seqlens, q)
     if use_gate_in_kernel:
         g = channel_decays(g, A_log, dt_bias, lower_bound)
     how = inputs.preparation(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval)

@@ -127,9 +127,7 @@ def _check(
     **scalars: Tensor | None,
 ) -> None:
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, **inputs.present(**scalars))
-    # the kernel reads the bounds in place
-    if cu_seqlens is not None and cu_seqlens.device != q.device:
-        raise ValueError(f"cu_seqlens must be on q's device, {q.device}; got {cu_seqlens.device}")
+    inputs.check_bounds_device(cu_seqlens, q)
 
 
 def _ones(v: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    for module in (operator, mixers):
-        monkeypatch.setattr(module, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(operator, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(mixers, "_multiprocessors", lambda _: 132)
 
 
 def of_operator(B, T, heads, width, dtype, bounds=None):

@@ -12,7 +12,7 @@ from fla.ops.quasar.device import is_recorded, on_its_device, once_differentiabl
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 from fla.ops.quasar.triton_kernels.passes import scan_segments
-from fla.ops.quasar.triton_kernels.plan import Plan, plan_of
+from fla.ops.quasar.triton_kernels.plan import Plan, multiprocessors, plan_of
 from torch import Tensor
 
 from quasar_kernels.delta_rule.kda_triton.backward import input_grad_kernel, state_grad_kernel
@@ -22,8 +22,8 @@ PROGRAMS = 2
 """Target number of walking programs per multiprocessor, over the whole call."""
 WHOLE = 0.9
 """Programs per multiprocessor from which sequences are not cut: cut ones are walked twice."""
-LEAST = 8
-"""Fewest chunks of a segment."""
+MIN_CHUNKS = 8
+"""Smallest number of chunks of a segment."""
 MAX_SHARES = 65535
 """Largest second dimension of a CUDA grid."""
 
@@ -89,13 +89,6 @@ class Call(NamedTuple):
     scale: float
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 4  # enough for several segments in the interpreter
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def plan_call(
     v: Tensor, cu_seqlens: Tensor | None, scale: float, segments: int | None = None
 ) -> Call:
@@ -111,10 +104,10 @@ def plan_call(
     chunks = max(1, triton.cdiv(longest, tiles.chunk))
     if segments is None:
         walks = B * T / max(longest, 1) * H * triton.cdiv(S, tiles.values)
-        units = _multiprocessors(v.device)
+        units = multiprocessors(v.device) or 4  # several segments in the interpreter
         fit = int(PROGRAMS * units / max(walks, 1)) if walks < WHOLE * units else 1
         # the scan over segments is sequential, too
-        segments = max(1, min(fit, math.isqrt(2 * chunks), chunks // LEAST))
+        segments = max(1, min(fit, math.isqrt(2 * chunks), chunks // MIN_CHUNKS))
     length = tiles.chunk * triton.cdiv(chunks, segments)
     if bounds is None:
         count = max(1, triton.cdiv(T, length))

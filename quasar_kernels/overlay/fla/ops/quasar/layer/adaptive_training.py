@@ -146,7 +146,7 @@ def _compute_backward(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[
     layer, _, dt_bias = weights
     present = zip(gradients, (*layer[4:], dt_bias), (*needed[5:-2], needed[-1]), strict=True)
     outputs = [d.to(w.dtype) if w is not None and use else None for d, w, use in present]
-    # saved results are no results of a graph
+    # a graph returns only what it computed, and saved results were computed before it
     return outputs, (d_products, results.product, results.rows) if inputs else (d_products,)
 
 

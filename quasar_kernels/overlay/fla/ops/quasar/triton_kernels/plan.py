@@ -21,7 +21,8 @@ from fla.ops.quasar.triton_kernels.tiles import Tiles, tiles_for
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int | None:
+def multiprocessors(device: torch.device) -> int | None:
+    """Return a GPU's number of multiprocessors; None for another device."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -30,14 +31,14 @@ def _multiprocessors(device: torch.device) -> int | None:
 def _programs_per_wave(device: torch.device) -> int:
     # four programs of two warps and about 255 registers per thread fill a multiprocessor; 16
     # programs under the interpreter are enough for several segments
-    return 4 * (_multiprocessors(device) or 4)
+    return 4 * (multiprocessors(device) or 4)
 
 
 def _stay_whole(q: torch.Tensor, tiles: Tiles, longest: int) -> bool:
-    multiprocessors = _multiprocessors(q.device)
+    units = multiprocessors(q.device)
     B, T, H, S = q.shape
     warps = H * triton.cdiv(S, tiles.value_cols) * tiles.output_warps
-    return multiprocessors is not None and stay_whole(longest, B * T, warps, multiprocessors)
+    return units is not None and stay_whole(longest, B * T, warps, units)
 
 
 def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
