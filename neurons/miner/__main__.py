@@ -30,11 +30,11 @@ from neurons.miner.alerts import ways as alert_ways
 from neurons.miner.api_address import absent
 from neurons.miner.command_line import backup, commands, help
 from neurons.miner.command_line.backup import require_no_lost_journal
+from neurons.miner.command_line.bench import bench
 from neurons.miner.command_line.commands import echo, log_file, read_settings
 from neurons.miner.command_line.metrics import serving
 from neurons.miner.command_line.options import Commands, add_command, of_the_public_miner, shared
 from neurons.miner.command_line.status import JOURNAL, summary
-from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
@@ -48,11 +48,7 @@ from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.runtime.flags import CONTEXT, CommandLineSettings, run_command, show_version
 from neurons.runtime.heartbeat import notify
-from neurons.runtime.identity import (
-    OFFLINE,
-    load_identity,
-    wallet_warnings,
-)
+from neurons.runtime.identity import load_identity, wallet_warnings
 from neurons.runtime.loading import environment
 from neurons.runtime.process import StateLock, Stopped, stop_on_signals, wait_for_space, wait_unless
 from neurons.runtime.settings import Settings
@@ -104,6 +100,16 @@ def cli(context: click.Context) -> int | None:
         if context.invoked_subcommand is None
         else None
     )
+
+
+def run(given: CommandLineSettings) -> int:
+    """Mine until stopped (the default)."""
+    return mine(given)
+
+
+def once(given: CommandLineSettings) -> int:
+    """Run one cycle; status 0 if it is validated or ranked."""
+    return mine(given, once=True)
 
 
 def mine(given: CommandLineSettings, *, once: bool = False) -> int:
@@ -217,8 +223,6 @@ def _log_start(context: Context) -> None:
     )
     if context.watcher:
         context.watcher.start()
-    if settings.subtensor_network != OFFLINE:
-        threading.Thread(target=log_updates, args=(log, context.stop), daemon=True).start()
 
 
 def _once(context: Context, embedded: bool) -> int:
@@ -236,15 +240,23 @@ def _once(context: Context, embedded: bool) -> int:
     return 0 if submission.state in (State.VALIDATED, State.RANKED) else 1
 
 
-_ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "run": (mine, "Mine until stopped (the default)."),
-    "once": (partial(mine, once=True), "Run one cycle; status 0 if it is validated or ranked."),
-    **commands.ALL,
-    **backup.ALL,
-    **help.ALL,
+_COMMANDS: dict[str, Callable[..., int]] = {
+    "run": run,
+    "once": once,
+    "status": commands.status,
+    "logs": commands.logs,
+    "doctor": commands.doctor,
+    "bench": bench,
+    "release": commands.release,
+    "abandon": commands.abandon,
+    "backup": backup.backup,
+    "restore": backup.restore,
+    "help": help.explain,
+    "version": help.show_version,
+    "completion": help.completion,
 }
-for _name, (_function, _summary) in _ALL.items():
-    add_command(cli, _name, _function, _summary)
+for _name, _command in _COMMANDS.items():
+    add_command(cli, _name, _command)
 
 
 if __name__ == "__main__":

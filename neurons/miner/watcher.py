@@ -1,4 +1,4 @@
-"""Watches what no step of a submission does: the disk, the registration, the journal's copy."""
+"""Watches what no step does: the disk, the registration, the journal's copy, and updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from structlog.stdlib import BoundLogger
 
 from neurons.miner.alerts import Alerts
 from neurons.miner.schema import write_copy
-from neurons.runtime.errors import ConfigError
+from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.remote import parse_remote
 from neurons.runtime.identity import (
     IF_SERVED,
     OFFLINE,
@@ -21,14 +23,37 @@ from neurons.runtime.identity import (
     registration_command,
 )
 from neurons.runtime.settings import Settings
+from neurons.runtime.values import PROJECT
 
 TICK_SECONDS = 2.0
-CHAIN_EVERY_SECONDS = 86400.0
+DAY_SECONDS = 86400.0
 CHAIN_PAUSE_SECONDS = 300.0
 """Minimum pause between two reads of the chain, because one submission requests several."""
 LOW_BYTES, ENOUGH_BYTES = 10**9, 15 * 10**8
 """Free bytes: below the first the disk counts as low, above the second as recovered."""
 UNKNOWN = -1
+ORIGIN_SECONDS = 10.0
+UPDATE_REMEDY = "See docs/operating.md, Updating, also for the way back."
+
+
+def newer_commit(checkout: Path = PROJECT) -> str | None:
+    """Return origin's newest commit of the current branch if this checkout lacks it.
+
+    Return None also if there is no origin or branch, or if origin cannot be read without a token.
+    """
+    tool = HardenedGit(checkout, timeout=ORIGIN_SECONDS)
+    try:
+        branch = tool.probe("symbolic-ref", "--quiet", "HEAD")
+        origin = tool.probe("remote", "get-url", "origin")
+        if not branch or not origin:
+            return None
+        remote = parse_remote(origin, base=tool.folder)
+        answer = tool.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, branch)
+    except (QuasarError, ValueError):
+        return None
+    commit = answer.split()[0]
+    known = tool.probe("merge-base", "--is-ancestor", commit, "HEAD")
+    return None if known is not None else commit
 
 
 def copy_of(folder: Path, hotkey: str) -> Path:
@@ -58,7 +83,7 @@ class Watcher:
         self._alerts, self._log, self._stop, self._read_uid = alerts, log, stop, read_uid
         self._commitment = threading.Event()
         self._uid: int | None = UNKNOWN
-        self._read_at = float("-inf")
+        self._read_at = self._next_update = float("-inf")
         self._copying: threading.Thread | None = None
         self._copy_due = False
 
@@ -73,6 +98,7 @@ class Watcher:
         while True:
             try:
                 self.look()
+                self._look_at_origin()
             except Exception as error:  # the thread must continue
                 self._log.warning("watching failed", reason=str(error))
             if self._stop.wait(TICK_SECONDS):
@@ -86,7 +112,7 @@ class Watcher:
         self._copy_due |= asked and self._settings.journal_copy is not None
         self._copy()
         age = time.monotonic() - self._read_at
-        if age > (CHAIN_PAUSE_SECONDS if asked else CHAIN_EVERY_SECONDS):
+        if age > (CHAIN_PAUSE_SECONDS if asked else DAY_SECONDS):
             self._read_at = time.monotonic()
             self._look_at_chain()
 
@@ -118,6 +144,15 @@ class Watcher:
             if uid != self._uid:
                 self._log.info("the hotkey is registered", uid=uid, netuid=netuid)
         self._uid = uid
+
+    def _look_at_origin(self) -> None:
+        """Log an available update once a day."""
+        if self._settings.subtensor_network == OFFLINE or time.monotonic() < self._next_update:
+            return
+        self._next_update = time.monotonic() + DAY_SECONDS
+        commit = newer_commit()
+        if commit is not None:
+            self._log.info("update available", commit=commit[:12], remedy=UPDATE_REMEDY)
 
     def _copy(self) -> None:
         """Start a copy if one is due and none runs; a mount that is gone may let it hang."""

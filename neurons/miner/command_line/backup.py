@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -25,6 +24,7 @@ SET_ASIDE = "journal.previous.sqlite"
 
 @click.argument("file", type=Folder())
 def backup(given: CommandLineSettings, file: Path) -> int:
+    """Copy the journal to FILE, even while the miner runs."""
     settings, _ = read_settings(given, process=None)
     journal = find_journal(settings.state_dir)
     if journal is None:
@@ -38,6 +38,7 @@ def backup(given: CommandLineSettings, file: Path) -> int:
 
 @click.argument("file", type=Folder(), required=False)
 def restore(given: CommandLineSettings, file: Path | None) -> int:
+    """Restore the journal from FILE or JOURNAL_COPY; keep the old."""
     settings, _ = read_settings(given, process=None)
     file = file or find_copy(settings)
     if not file.is_file():
@@ -94,12 +95,3 @@ def is_database(file: Path) -> bool:
             return stream.read(len(MAGIC)) == MAGIC
     except OSError:
         return True
-
-
-ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "backup": (backup, "Copy the journal to FILE, even while the miner runs."),
-    "restore": (
-        restore,
-        "Restore the journal from FILE or JOURNAL_COPY; keep the old.",
-    ),
-}

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import click
 
-from harness.analysis.stats import table
-from harness.source import tree_commit
 from harness.terminal import counted, printable
-from harness.workload import LENGTHS, lengths_for
 from neurons.embedded.settings import embedded_settings, is_embedded
-from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.miner import daemon
 from neurons.miner.command_line import doctor as doctor_checks
 from neurons.miner.command_line import kernel_checks
-from neurons.miner.command_line.claim_preview import preview
 from neurons.miner.command_line.machine_checks import Finding, failure, machine
 from neurons.miner.command_line.options import as_json
 from neurons.miner.command_line.status import (
@@ -35,16 +27,11 @@ from neurons.miner.command_line.status import (
     summary,
     wrong_user_error,
 )
-from neurons.miner.cycle import State, Submission, backoff_seconds
+from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
-from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
-from neurons.miner.publishing.from_settings import open_fork
-from neurons.miner.recorder import progress_of
-from neurons.miner.targets import targets_here
 from neurons.runtime import observe
-from neurons.runtime.errors import ConfigError, Fault, Problem
+from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.flags import CommandLineSettings, Whole
-from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import public_hotkey
 from neurons.runtime.loading import (
     Process,
@@ -55,7 +42,6 @@ from neurons.runtime.loading import (
     state_dir,
 )
 from neurons.runtime.machine import resolve_device
-from neurons.runtime.process import StateLock
 from neurons.runtime.settings import Settings
 
 WATCH_SECONDS = 1.0
@@ -131,7 +117,7 @@ def _is_trial(given: CommandLineSettings) -> bool:
     help="Add the last N submissions (20 without N).",
 )
 def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int) -> int:
-    """Run `status`: it only reads, so it works while the miner runs."""
+    """Show the submission's state and the next action."""
     hotkey = None
     try:
         settings, _ = read_settings(given, process=None)
@@ -175,6 +161,7 @@ def _watch(read: Callable[[], str]) -> None:
 @as_json
 @click.option("--kernels", is_flag=True, help="Only compile and run the CUDA kernels.")
 def doctor(given: CommandLineSettings, as_json: bool, kernels: bool) -> int:
+    """Check this machine and its settings; each failure has its remedy."""
     if kernels:
         settings, _ = read_settings(given, process=None)
         return _failed(_print_findings(kernel_checks.examine(settings.device), as_json, gap=" -> "))
@@ -214,56 +201,10 @@ def _failed(findings: Iterable[Finding]) -> int:
     return int(any(one.level == "failure" for one in findings))
 
 
-@click.option("--all-lengths", is_flag=True, help="Measure every length, not only the claim's.")
-def bench(given: CommandLineSettings, all_lengths: bool) -> int:
-    """Run `bench`: measure the fork as the miner does; submit nothing."""
-    settings, embedded = read_settings(given)
-    with StateLock(settings.state_dir):
-        if embedded:
-            settings = EmbeddedSubnet(settings, threading.Event()).settings
-        fork = open_fork(settings)
-        fork.prepare()
-        target = settings.target_sequence_length
-        hardware = describe_machine(settings.device)
-        wanted = None if target == "auto" else target
-        targets = targets_here(wanted, hardware, settings)
-        commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
-        measurement = new_measurement(
-            settings, fork.worktree, hardware, "bench", commit, log, fresh=True
-        )
-        progress = partial(progress_of, settings.state_dir)
-        with heartbeat(log, "measuring", progress=progress):
-            _with_retries(measurement, lambda: measurement.run_targets(targets))
-            if all_lengths:
-                lengths = lengths_for(wanted or LENGTHS[-1], hardware.device)
-                _with_retries(measurement, lambda: measurement.run_lengths(lengths))
-    sampler = measurement.sampler
-    echo(table(sampler.samples, sampler.failures))
-    echo(f"report: {measurement.recorder.path}")
-    for line in preview(
-        sampler.samples, settings, None if embedded else settings.validator_api_url
-    ):
-        echo(line)
-    return int(bool(sampler.failures))
-
-
-def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure. Retry a fault that makes the miner FAILED; raise one that makes it HELD."""
-    for failures in itertools.count(1):
-        try:
-            act()
-            return
-        except Fault as fault:
-            if fault.held_after is not None and failures > fault.held_after:
-                raise
-            measurement.recorder.log.warning("trying again", reason=fault.reason)
-            time.sleep(backoff_seconds(failures, jitter=1.0))
-
-
 @click.option("-n", "--lines", type=Whole(0, 10**9), metavar="N", default=20, help="How many (20).")
 @click.option("--no-follow", is_flag=True, help="End after these lines.")
 def logs(given: CommandLineSettings, lines: int, no_follow: bool) -> int:
-    """Run `logs`: replace this process by `tail`, which keeps following a rotated log."""
+    """Show the end of the log, and follow it until Ctrl-C."""
     path = log_file(given)
     try:
         path.open("rb").close()
@@ -273,15 +214,18 @@ def logs(given: CommandLineSettings, lines: int, no_follow: bool) -> int:
         echo(f"there is no log yet at {path}: the miner writes it when it runs")
         return 1
     follow = [] if no_follow else ["-F"]
+    # tail, which replaces this process, keeps following a rotated log
     command = ["tail", "-n", str(lines), *follow, "--", str(path)]
     raise SystemExit(os.execvp(command[0], command))  # noqa: S606
 
 
 def release(given: CommandLineSettings) -> int:
+    """Resume a held submission."""
     return _decide(given, daemon.release)
 
 
 def abandon(given: CommandLineSettings) -> int:
+    """End a held submission without a verdict."""
     return _decide(given, daemon.abandon)
 
 
@@ -300,14 +244,3 @@ def _decide(
     if not held:
         echo("nothing is held")
     return 0
-
-
-ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "status": (status, "Show the submission's state and the next action."),
-    "logs": (logs, "Show the end of the log, and follow it until Ctrl-C."),
-    "doctor": (doctor, "Check this machine and its settings; each failure has its remedy."),
-    "bench": (bench, "Measure as the miner does; submit nothing."),
-    "release": (release, "Resume a held submission."),
-    "abandon": (abandon, "End a held submission without a verdict."),
-}
-"""The commands that start no daemon, each with its line in the help."""

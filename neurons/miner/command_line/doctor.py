@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 
@@ -13,13 +13,13 @@ from harness.imports import install_command
 from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
-from neurons.miner.command_line.update import REMEDY, newer_commit
 from neurons.miner.measuring import describe_machine
 from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
 from neurons.miner.targets import targets_here, targets_to_try
+from neurons.miner.watcher import UPDATE_REMEDY, newer_commit
 from neurons.runtime import identity
-from neurons.runtime.errors import ConfigError, Fault, Held, QuasarError, Retry
+from neurons.runtime.errors import ConfigError, Fault, Held, QuasarError
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import parse_remote
 from neurons.runtime.network import client_options, failure_reason
@@ -42,22 +42,26 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
     yield from machine(settings)
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
-        yield scope(settings, embedded=True)
-        yield fork(settings)
+        if settings.fork_scope == "ops":
+            detail = "FORK_SCOPE=ops, but the fork on this machine has no layer."
+            yield failure("scope", detail, "Unset it.")
+        yield from fork(settings)
         return
-    yield from environment_file(settings)
-    yield target(settings)
-    yield scope(settings, embedded=False)
-    yield publishing(settings)
-    if settings.repo_path is None:
-        yield upstream(settings)
-    yield fork(settings)
-    yield from wallet(settings)
-    yield from api(settings)
-    if settings.github_token is not None and not (settings.fork_remote or settings.repo_path):
-        yield token(settings)
-    yield registration(settings)
-    yield update()
+    checks = (environment_file, target, scope, publishing, upstream, fork, wallet, api, token)
+    for check in (*checks, registration, update):
+        yield from guarded(check, settings)
+
+
+def guarded(
+    check: Callable[[Settings], Iterator[Finding]], settings: Settings
+) -> Iterator[Finding]:
+    """Yield the findings of a check; an exception that has a remedy is a failure."""
+    try:
+        yield from check(settings)
+    except ConfigError as error:
+        yield from (failure(check.__name__, *one) for one in error.problems)
+    except Fault as fault:
+        yield failure(check.__name__, fault.reason, fault.remedy or "Check the network.")
 
 
 def environment_file(settings: Settings) -> Iterator[Finding]:
@@ -68,41 +72,34 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
         yield ok(".env", "all lines are valid, and no other user can read it")
 
 
-def update() -> Finding:
-    commit = newer_commit()
-    if commit is None:
-        return ok("update", "no newer commit is known")
-    return warning("update", f"commit {commit[:12]} is newer than this checkout", REMEDY)
-
-
-def target(settings: Settings) -> Finding:
+def target(settings: Settings) -> Iterator[Finding]:
     """Check that the target can be measured here, since only measured lengths are claimed."""
     length = settings.target_sequence_length
     wanted = None if length == "auto" else length
-    try:
-        targets = targets_to_try(wanted, settings.device)
-        if settings.device == "cuda":  # as the miner decides, for the GPU that CUDA shows first
-            targets = targets_here(wanted, describe_machine(settings.device), settings)
-    except Fault as fault:
-        return failure("target", fault.reason, fault.remedy)
+    targets = targets_to_try(wanted, settings.device)
+    if settings.device == "cuda":  # as the miner decides, for the GPU that CUDA shows first
+        targets = targets_here(wanted, describe_machine(settings.device), settings)
     best = "the best up to " if length == "auto" else ""
-    return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
+    yield ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
 
 
-def publishing(settings: Settings) -> Finding:
+def scope(settings: Settings) -> Iterator[Finding]:
+    if settings.fork_scope == "layer":
+        yield ok("scope", "publishes the operator and the layer")
+    else:
+        yield ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
+
+
+def publishing(settings: Settings) -> Iterator[Finding]:
     """Check that the names of fork and branch, or the checkout at REPO_PATH, can be used."""
-    try:
-        named = open_fork(settings)
-        if settings.repo_path is None:
-            return ok("publishing", f"the branch {settings.fork_branch}")
-        return ok("publishing", f"the branch {named.branch} of {named.url}")
-    except ConfigError as error:
-        return failure("publishing", *error.problems[0])
-    except Held as held:
-        return failure("publishing", held.reason, held.remedy)
+    named = open_fork(settings)
+    place = f" of {named.url}" if settings.repo_path else ""
+    yield ok("publishing", f"the branch {named.branch}{place}")
 
 
-def upstream(settings: Settings) -> Finding:
+def upstream(settings: Settings) -> Iterator[Finding]:
+    if settings.repo_path is not None:
+        return
     address = upstream_address(settings)
     try:
         remote = parse_remote(address)
@@ -112,56 +109,42 @@ def upstream(settings: Settings) -> Finding:
         # the remedy of a Held names settings of the fork, not of the upstream
         why = error.reason if isinstance(error, Held) else str(error)
         detail = f"{redact_text(address)} cannot be reached: {redact_text(why)}"
-        return failure(
-            "upstream", detail, "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
-        )
-    return ok("upstream", f"{remote.public_url} can be reached")
+        remedy = "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
+        yield failure("upstream", detail, remedy)
+    else:
+        yield ok("upstream", f"{remote.public_url} can be reached")
 
 
-def scope(settings: Settings, *, embedded: bool) -> Finding:
-    if settings.fork_scope == "layer":
-        return ok("scope", "publishes the operator and the layer")
-    if embedded:
-        detail = "FORK_SCOPE=ops, but the fork on this machine has no layer."
-        return failure("scope", detail, "Unset it.")
-    return ok("scope", "publishes fla/ops/quasar alone; the fork's own layer is measured")
-
-
-def fork(settings: Settings) -> Finding:
+def fork(settings: Settings) -> Iterator[Finding]:
     """Check in a child process that the fork's code can be imported."""
     tree = settings.repo_path or settings.state_dir / "fork"
     try:
         absent = missing_files(tree)
+        seconds = 0.0 if absent else check_import(tree)
     except PermissionError as error:
         setting = "REPO_PATH" if settings.repo_path else "STATE_DIR"
         remedy = f"Give it to this user, or set another {setting}."
-        return failure("fork", f"{tree} cannot be read ({error.strerror})", remedy)
-    if absent:
-        needed = sorted({module.split(".")[0] for module in fork_imports()})
-        for module in needed:
-            if importlib.util.find_spec(module) is None:
-                detail = f"it needs {module}, which is not installed"
-                return failure("fork", detail, f"Run {install_command(module)}.")
-        have = ", ".join(needed)
-        detail = f"checked after cloning; the packages that it needs are installed: {have}"
-        return ok("fork", detail)
-    try:
-        seconds = check_import(tree)
+        yield failure("fork", f"{tree} cannot be read ({error.strerror})", remedy)
     except MeasurementError as error:
-        own_words = (
-            f"`python -m harness --tree {shlex.quote(str(tree))}` shows the process's output."
-        )
-        detail = f"{tree} cannot be imported: {error.reason}"
-        return failure("fork", detail, error.remedy or own_words)
-    return ok("fork", f"imported from {tree} in {seconds:.1f} s")
+        command = f"python -m harness --tree {shlex.quote(str(tree))}"
+        remedy = error.remedy or f"`{command}` shows the process's output."
+        yield failure("fork", f"{tree} cannot be imported: {error.reason}", remedy)
+    else:
+        if not absent:
+            yield ok("fork", f"imported from {tree} in {seconds:.1f} s")
+            return
+        needed = sorted({module.split(".")[0] for module in fork_imports()})
+        missing = [one for one in needed if importlib.util.find_spec(one) is None]
+        if missing:
+            detail = f"it needs {missing[0]}, which is not installed"
+            yield failure("fork", detail, f"Run {install_command(missing[0])}.")
+        else:
+            have = f"the packages that it needs are installed: {', '.join(needed)}"
+            yield ok("fork", f"checked after cloning; {have}")
 
 
 def wallet(settings: Settings) -> Iterator[Finding]:
-    try:
-        me = identity.load_identity(*settings.miner_wallet)
-    except ConfigError as error:
-        yield from (failure("wallet", *one) for one in error.problems)
-        return
+    me = identity.load_identity(*settings.miner_wallet)
     yield ok("wallet", f"hotkey {me.hotkey}")
     yield from (warning("wallet", *one) for one in identity.wallet_warnings(*settings.miner_wallet))
 
@@ -172,9 +155,6 @@ def api(settings: Settings) -> Iterator[Finding]:
     try:
         health, begin = _get(f"{url}/health")
         route, _ = _get(f"{url}/commit_submission")
-    except ConfigError as error:
-        yield from (failure("api", *one) for one in error.problems)
-        return
     except httpx.HTTPError as error:
         detail = f"{url} does not answer ({failure_reason(error)})"
         yield failure("api", detail, "Check VALIDATOR_API_URL and the network.")
@@ -217,36 +197,41 @@ def _competition(url: str, health: int, begin: bytes, route: int) -> Finding:
     return ok("api", f"{url} is up and serves this competition")
 
 
-def token(settings: Settings) -> Finding:
-    secret = settings.github_token.get_secret_value() if settings.github_token else ""
-    try:
-        scopes = check_token(settings.github_api_url, secret, settings.github_username or "")
-    except Held as held:
-        return failure("token", held.reason, held.remedy)
-    except Retry as fault:
-        detail = f"GitHub does not answer as it should: {fault.reason}"
-        return failure("token", detail, "Check the network.")
-    except ConfigError as error:
-        return failure("token", *error.problems[0])
-    owner = settings.github_username
+def token(settings: Settings) -> Iterator[Finding]:
+    if settings.github_token is None or settings.fork_remote or settings.repo_path:
+        return
+    owner, secret = settings.github_username or "", settings.github_token.get_secret_value()
+    scopes = check_token(settings.github_api_url, secret, owner)
     if scopes is None:  # GitHub does not report the permissions of a fine-grained token
-        return ok("token", f"fine-grained token of {owner}; Contents and Administration must be on")
-    return ok("token", f"classic token of {owner} with {', '.join(sorted(scopes))}")
+        detail = f"fine-grained token of {owner}; Contents and Administration must be on"
+    else:
+        detail = f"classic token of {owner} with {', '.join(sorted(scopes))}"
+    yield ok("token", detail)
 
 
-def registration(settings: Settings) -> Finding:
-    if settings.subtensor_network == identity.OFFLINE:
-        return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
-    try:
-        hotkey = identity.load_identity(*settings.miner_wallet).hotkey
-        uid = identity.registered_uid(
-            hotkey, settings.netuid, settings.subtensor_network, CHAIN_SECONDS
-        )
-    except ConfigError:
-        return warning("registration", "unknown without a hotkey", "See the wallet's line.")
-    except identity.ChainUnreachable as error:
-        return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining continues.")
-    if uid is None:
-        detail = f"{hotkey} is not on subnet {settings.netuid}; {identity.IF_SERVED}"
-        return warning("registration", detail, identity.registration_command(settings))
-    return ok("registration", f"uid {uid} on subnet {settings.netuid}")
+def registration(settings: Settings) -> Iterator[Finding]:
+    network, netuid = settings.subtensor_network, settings.netuid
+    hotkey = identity.public_hotkey(*settings.miner_wallet)
+    if network == identity.OFFLINE:
+        yield ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
+    elif hotkey is None:
+        yield warning("registration", "unknown without a hotkey", "See the wallet's line.")
+    else:
+        try:
+            uid = identity.registered_uid(hotkey, netuid, network, CHAIN_SECONDS)
+        except identity.ChainUnreachable as error:
+            yield warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining continues.")
+            return
+        if uid is None:
+            detail = f"{hotkey} is not on subnet {netuid}; {identity.IF_SERVED}"
+            yield warning("registration", detail, identity.registration_command(settings))
+        else:
+            yield ok("registration", f"uid {uid} on subnet {netuid}")
+
+
+def update(_: Settings) -> Iterator[Finding]:
+    commit = newer_commit()
+    if commit is None:
+        yield ok("update", "no newer commit is known")
+    else:
+        yield warning("update", f"commit {commit[:12]} is newer than this checkout", UPDATE_REMEDY)

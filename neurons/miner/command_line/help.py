@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 
 import click
 from click.exceptions import NoSuchCommand
@@ -24,7 +23,7 @@ SHELLS: dict[str, type[ShellComplete]] = {
 @click.argument("name", required=False, metavar="[COMMAND]")
 @click.pass_context
 def explain(context: click.Context, given: CommandLineSettings, name: str | None) -> int:
-    """Run `help`: print the help of one command, or of the program."""
+    """Explain a command."""
     root = context.find_root()
     if name is None:
         click.echo(root.get_help())
@@ -39,12 +38,10 @@ def explain(context: click.Context, given: CommandLineSettings, name: str | None
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @click.pass_context
 def completion(context: click.Context, given: CommandLineSettings, shell: str) -> int:
-    """Run `completion`: print the script that lets a shell complete commands and flags.
-
-    The script calls this checkout's start script by its path. Click's script for bash calls the
-    typed word, which may begin with an unexpanded `~`; those for zsh and fish require the script
-    on PATH.
-    """
+    """Print what ~/.bashrc needs to complete commands and flags."""
+    # The script calls this checkout's start script by its path. Click's script for bash calls the
+    # typed word, which may begin with an unexpanded `~`; those for zsh and fish require the script
+    # on PATH.
     source = SHELLS[shell](context.find_root().command, {}, SCRIPT, COMPLETE_VARIABLE).source()
     for name in ("$1", SCRIPT):
         source = source.replace(f" {name})", f" {shlex.quote(str(PROJECT / SCRIPT))})")
@@ -56,12 +53,6 @@ def completion(context: click.Context, given: CommandLineSettings, shell: str) -
 
 
 def show_version(given: CommandLineSettings) -> int:
+    """Show the version and the commit."""
     click.echo(version())
     return 0
-
-
-ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "help": (explain, "Explain a command."),
-    "version": (show_version, "Show the version and the commit."),
-    "completion": (completion, "Print what ~/.bashrc needs to complete commands and flags."),
-}

@@ -53,13 +53,9 @@ class Commands(click.Group):
         return list(self.commands)
 
 
-def add_command(
-    group: click.Group, name: str, function: Callable[..., int], summary: str
-) -> click.Command:
-    """Add a function to a group as a command; it receives the miner's flags first."""
+def add_command(group: click.Group, name: str, function: Callable[..., int]) -> None:
+    """Add a function, which receives the miner's flags first, as a command with its docstring."""
     callback = click.make_pass_decorator(CommandLineSettings, ensure=True)(function)
-    decorate = group.command(name, help=summary, context_settings=flags.CONTEXT)
-    command: click.Command = decorate(shared(callback))
+    command = group.command(name, context_settings=flags.CONTEXT)(shared(callback))
     # `--help` lists the command's own options first
     command.params.sort(key=lambda option: option.callback is flags.keep)
-    return command

@@ -17,7 +17,7 @@ import pytest
 
 from harness.measuring.runner import MeasurementError
 from harness.report import load_report
-from neurons.miner.command_line import claim_preview, commands
+from neurons.miner.command_line import bench as program
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
@@ -50,16 +50,16 @@ def bench(
 ) -> int:
     """Return the exit status of `bench` with fakes of the fork and the harness."""
     settings = make_settings(folder, **flags)
-    monkeypatch.setattr(commands, "read_settings", lambda _: (settings, False))
-    monkeypatch.setattr(commands, "open_fork", lambda _: FakeFork(folder / "fork"))
-    monkeypatch.setattr(commands, "describe_machine", lambda _: ENVIRONMENT)
+    monkeypatch.setattr(program, "read_settings", lambda _: (settings, False))
+    monkeypatch.setattr(program, "open_fork", lambda _: FakeFork(folder / "fork"))
+    monkeypatch.setattr(program, "describe_machine", lambda _: ENVIRONMENT)
     monkeypatch.setattr(
-        commands,
+        program,
         "new_measurement",
         partial(new_measurement, measure=measure, check=measure.check),
     )
-    monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
-    return commands.bench(CommandLineSettings(), all_lengths)
+    monkeypatch.setattr(program, "backoff_seconds", lambda *_, **__: 0.0)
+    return program.bench(CommandLineSettings(), all_lengths)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_end_shows_the_claim_and_its_place(tmp_path, monkeypatch, capsys, ta
 
 
 def test_an_endless_reply_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(claim_preview, "REPLY_SECONDS", 1.0)
+    monkeypatch.setattr(program, "REPLY_SECONDS", 1.0)
     given_up = threading.Event()
 
     class Api(Handler):
@@ -144,7 +144,7 @@ def test_an_endless_reply_is_not_read_to_its_end(monkeypatch):
         timer = threading.Timer(HANG / 10, given_up.set)
         timer.start()
         try:
-            assert claim_preview.listed_scores(server.url) is None
+            assert program.listed_scores(server.url) is None
             assert not given_up.is_set(), "the reply was read until the server gave up"
         finally:
             timer.cancel()

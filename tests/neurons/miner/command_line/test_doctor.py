@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from email.utils import formatdate
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from neurons.miner.command_line import commands, doctor, kernel_checks
 from neurons.miner.command_line.machine_checks import failure
-from neurons.miner.command_line.update import newer_commit
+from neurons.miner.watcher import newer_commit
 from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
@@ -89,16 +88,15 @@ NOWHERE = "http://127.0.0.1:9"
         (doctor.publishing, {"fork_branch": ".."}, "FORK_BRANCH='..'", "Use one like"),
         (doctor.publishing, {"repo_path": Path("/proc")}, "is not a git checkout", "REPO_PATH"),
         (doctor.target, {"target_sequence_length": 100_000}, "on a CPU", "NVIDIA GPU"),
-        (doctor.token, {"github_api_url": NOWHERE}, "does not answer", "network"),
+        (doctor.token, {"github_api_url": NOWHERE}, "cannot be reached", "network"),
         (doctor.upstream, {"fork_upstream_url": f"{NOWHERE}/a.git"}, NOWHERE, "GITHUB_UPSTREAM"),
         (doctor.upstream, {"fork_upstream_url": "ext::sh -c date"}, "ext::", "GITHUB_UPSTREAM"),
         (doctor.registration, {"subtensor_network": "ws://127.0.0.1:9"}, "ws:", "mining continues"),
-        (partial(doctor.scope, embedded=True), {"fork_scope": "ops"}, "no layer", "Unset it."),
-        (lambda given: next(doctor.api(given)), {"validator_api_url": NOWHERE}, NOWHERE, "network"),
+        (doctor.api, {"validator_api_url": NOWHERE}, NOWHERE, "network"),
     ],
 )
 def test_a_fault_has_one_line_and_a_remedy(settings, check, changes, detail, remedy):
-    finding = check(settings.model_copy(update=changes))
+    (finding,) = doctor.guarded(check, settings.model_copy(update=changes))
     assert finding.level == ("warning" if "ws:" in detail else "failure")
     assert (detail in finding.detail, len(finding.detail.splitlines())) == (True, 1)
     assert remedy in finding.remedy
@@ -111,13 +109,13 @@ def test_the_target_must_fit_the_gpu_that_is_measured(settings, monkeypatch, mem
     card = environment(device="cuda", gpu="a card", gpu_memory_mb=memory_gib * 1024)
     monkeypatch.setattr(doctor, "describe_machine", lambda _: card)
     given = settings.model_copy(update={"device": "cuda", "target_sequence_length": 1_000_000})
-    assert doctor.target(given).level == level
+    assert [one.level for one in doctor.guarded(doctor.target, given)] == [level]
 
 
 def test_an_unregistered_hotkey_gets_a_command_that_names_it(settings, monkeypatch):
     monkeypatch.setattr("neurons.runtime.identity.registered_uid", lambda *_: None)
     monkeypatch.setenv("HOME", str(settings.wallet_path))
-    check = doctor.registration(settings.model_copy(update={"subtensor_network": "test"}))
+    (check,) = doctor.registration(settings.model_copy(update={"subtensor_network": "test"}))
     assert check.level == "warning"
     assert check.remedy.endswith("--network test --wallet w --wallet-hotkey hot")
     btcli, *words = check.remedy.split()
@@ -138,11 +136,11 @@ def tree(tmp_path: Path, settings: Settings) -> Path:
 
 
 def test_before_the_clone_the_packages_that_it_imports_are_checked(settings, monkeypatch):
-    check = doctor.fork(settings)
+    (check,) = doctor.fork(settings)
     assert check.level == "ok"
     assert "transformers" in check.detail
     monkeypatch.setattr(doctor, "fork_imports", lambda: {"torch": [], "no_such_module.x": ["y"]})
-    check = doctor.fork(settings)
+    (check,) = doctor.fork(settings)
     assert check.level == "failure"
     assert "no_such_module, which is not installed" in check.detail
     assert "pip install no_such_module" in check.remedy
@@ -150,7 +148,7 @@ def test_before_the_clone_the_packages_that_it_imports_are_checked(settings, mon
 
 def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None:
     before = set(sys.modules)
-    check = doctor.fork(settings)
+    (check,) = doctor.fork(settings)
     assert (check.level, str(tree) in check.detail) == ("ok", True)
     assert not {"torch", "fla"} & (set(sys.modules) - before)
 
@@ -158,7 +156,7 @@ def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None
 def test_a_checkout_that_cannot_be_imported_is_a_failure(settings, tree):
     (tree / "fla/layers/quasar.py").write_text("from no_such_module.part import thing\n")
     elsewhere = tree.rename(tree.with_name("checkout"))
-    check = doctor.fork(settings.model_copy(update={"repo_path": elsewhere}))
+    (check,) = doctor.fork(settings.model_copy(update={"repo_path": elsewhere}))
     assert check.level == "failure"
     assert "fla/layers/quasar.py needs no_such_module, which is not installed" in check.detail
     assert check.remedy.startswith("Install that module into this Python")
@@ -175,7 +173,7 @@ def test_row_31_an_env_file_that_others_can_read_is_a_warning(tmp_path: Path) ->
 
 def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_reported(settings, tmp_path):
     missing = settings.model_copy(update={"wallet_hotkey": "other"})
-    (check,) = doctor.wallet(missing)
+    (check,) = doctor.guarded(doctor.wallet, missing)
     assert check.level == "failure"
     assert "btcli wallet new-hotkey" in check.remedy
     assert [check.level for check in doctor.wallet(settings)] == ["ok"]
@@ -227,7 +225,7 @@ def test_clock(offset: float, level: str, settings: Settings, fake_api: FakeVali
 )
 def test_token_scope(scopes: str | None, level: str, settings: Settings, host: GitHub) -> None:
     host.scopes = scopes
-    check = doctor.token(settings)
+    (check,) = doctor.guarded(doctor.token, settings)
     assert check.level == level
     assert [headers["Authorization"] for _, headers in host.seen] == [f"Bearer {CANARY}"]
     assert CANARY not in check.detail + check.remedy
