@@ -118,11 +118,14 @@ def time_process(subject: Subject, length: int, process: int, gpu_lock: Path, de
     return Entry(table="processes", of=of, by=name, figures=figures, texts={"cache": sample.cache})
 
 
-def time_trees(subjects: Sequence[Subject], gpu_lock: Path, device: str) -> dict[str, list[Entry]]:
+def time_trees(
+    subjects: Sequence[Subject], gpu_lock: Path, device: str
+) -> Iterator[tuple[str, list[Entry]]]:
     """Time trees at the lengths of their plans, in rounds of processes that start together.
 
     The processes of all trees use the GPU one after the other. A length that fails once is
-    excluded from the tree's next rounds, with its earlier processes.
+    excluded from the tree's next rounds, with its earlier processes. After each process, yield its
+    tree and all entries of this tree so far.
     """
     entries: dict[str, list[Entry]] = {one.name: [] for one in subjects}
 
@@ -139,14 +142,10 @@ def time_trees(subjects: Sequence[Subject], gpu_lock: Path, device: str) -> dict
             ]
             run = partial(time_process, process=number, gpu_lock=gpu_lock, device=device)
             for entry in pool.map(run, [one for one, _ in due], [n for _, n in due]):
-                entries[str(entry.by)].append(entry)
-    return {
-        name: sorted(
-            (x for x in found if x.failure or x.of["tokens"] not in failed(name)),
-            key=lambda one: (one.of["tokens"], one.of["process"]),
-        )
-        for name, found in entries.items()
-    }
+                name = str(entry.by)
+                entries[name].append(entry)
+                kept = (x for x in entries[name] if x.failure or x.of["tokens"] not in failed(name))
+                yield name, sorted(kept, key=lambda one: (one.of["tokens"], one.of["process"]))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +153,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tree", choices=TREES, nargs="+", default=["overlay"])
 
 
-def measure_trees(names: Sequence[str], fork: Path | None) -> dict[str, list[Entry]]:
-    """Check trees at their lengths in parallel, then time them."""
+def measure_trees(names: Sequence[str], fork: Path | None) -> Iterator[tuple[str, list[Entry]]]:
+    """Check trees at their lengths in parallel, then time them; yield as `time_trees` does."""
     machine = probe()
     device = machine.device
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -174,14 +173,14 @@ def measure_trees(names: Sequence[str], fork: Path | None) -> dict[str, list[Ent
             one._replace(checks={n: checks[one.folder, n] for n in one.plan.checks})
             for one in subjects
         ]
-        return time_trees(subjects, Path(folder, "gpu-lock"), device)
+        yield from time_trees(subjects, Path(folder, "gpu-lock"), device)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     machine = probe()
     run = start("layer", WORKLOAD.describe(machine.device), args.commit, device=None)
     run = run.model_copy(update={"environment": machine})
-    for name, entries in measure_trees(args.tree, args.fork).items():
+    for name, entries in measure_trees(args.tree, args.fork):
         yield run.adding(*entries, tree=name)
 
 

@@ -56,8 +56,8 @@ class Tree(NamedTuple):
 
 
 TREES = {
-    "public-fork": Tree(ROOT),
-    # with empty caches it tunes for half a minute at any length
+    # with empty caches, both tune for half a minute at any length
+    "public-fork": Tree(ROOT, cold=(512,)),
     "baseline": Tree(BASELINE, (QUASAR_DIR / "chunk.py",), cold=(512,)),
     "overlay-ops": Tree(
         OVERLAY,
@@ -73,7 +73,7 @@ TREES = {
         checks=SOME_LENGTHS,
         cold=LENGTHS,
         runs=2,
-        short_runs=6,
+        short_runs=3,
     ),
     "overlay-portable": Tree(
         OVERLAY,

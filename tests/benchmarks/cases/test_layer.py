@@ -41,7 +41,7 @@ def time_tree(folder: Path, checks: dict[int, layer.Check], **changes: Any) -> l
     """Time the overlay with a changed plan."""
     plan = TREES["overlay"]._replace(**changes)
     subject = layer.Subject("overlay", folder, plan, checks)
-    return layer.time_trees([subject], folder / "gpu-lock", "cpu")["overlay"]
+    return dict(layer.time_trees([subject], folder / "gpu-lock", "cpu"))["overlay"]
 
 
 def test_each_length_needs_the_check_of_the_next_one(tmp_path):
