@@ -175,9 +175,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.tree is None:
         parser.error("--tree is required: the root of a fork, or quasar_kernels/overlay")
     try:
-        with whole_tree(arguments.tree) as tree, progress:
+        with whole_tree(arguments.tree) as tree:
             broken = check_tree(tree)
-            report, sampler = _measure(arguments, tree, progress)
+            for violation in broken:  # before minutes of measuring
+                text = printable(str(violation))
+                sys.stdout.write(f"A VALIDATOR REJECTS THIS TREE by its rules: {text}\n")
+                sys.stdout.flush()
+            with progress:
+                report, sampler = _measure(arguments, tree, progress)
     except MeasurementError as error:
         progress.print(error.explain(debug=arguments.debug))
         return 1
@@ -190,10 +195,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.markdown.write_text(text)
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
-    for violation in broken:
-        sys.stdout.write(
-            f"A VALIDATOR REJECTS THIS TREE by its rules: {printable(str(violation))}\n"
-        )
     return 1 if sampler.failures or (broken and report.checked) else 0
 
 

@@ -35,6 +35,16 @@ def test_a_tree_that_breaks_the_rules_is_measured_and_reported(make_tree, capsys
     assert "A VALIDATOR REJECTS THIS TREE by its rules: fla/ops/quasar/gate.py" in printed.out
 
 
+def test_broken_rules_are_printed_before_anything_is_measured(make_tree, monkeypatch, capsys):
+    def fail(*_):
+        assert "A VALIDATOR REJECTS THIS TREE" in capsys.readouterr().out
+        raise MeasurementError("so it is", "crash")
+
+    monkeypatch.setattr("harness.__main__._measure", fail)
+    assert main(["--tree", str(make_tree()), "--device", "cpu"]) == 1
+    assert "crash: so it is" in capsys.readouterr().err
+
+
 def test_a_fault_of_the_tree_is_printed_once_per_stream(make_tree, capsys):
     tree = make_tree()
     (tree / "fla/layers/quasar.py").write_text("raise ValueError('boom')\n")
