@@ -1,41 +1,44 @@
-"""The CUDA kernels under NVIDIA's compute-sanitizer, on a GPU.
+"""The CUDA kernels' GPU tests under NVIDIA's compute-sanitizer.
 
-    python -m benchmarks sanitizer [--tool memcheck ...] [--out FILE]
+    python -m benchmarks sanitizer [TEST ...] [--tool memcheck ...] [--out FILE]
 
 memcheck finds accesses out of bounds, racecheck races in shared memory, initcheck reads of
-uninitialised memory. Each tool checks the calls of sanitizer_calls.py, and must also find the
-planted fault of a faulty kernel. Some versions of racecheck misreport an mbarrier at which one lane
-arrives for its warp, as in the kernels of the layer and of the wide projection. So racecheck first
-checks a small correct kernel with such a barrier, and omits these two if it reports that kernel.
-All calls run in parallel; --limit kills those that take longer. The file is written after each
-tool. The exit status is 1 unless every tool finished without findings or wrong results.
+uninitialised memory. Each tool runs pytest on every TEST (default: the folders of TESTS), all in
+parallel, and must also find the fault in a kernel of sanitizer_controls.cu. Some versions of
+racecheck misreport an mbarrier at which one lane arrives for its warp. If racecheck reports a
+correct kernel with such a barrier, it skips MISREPORTED. initcheck sees bulk copies from version
+2025.4 on; earlier versions report correct kernels on Hopper. The exit status is 1 unless every
+tool finished without findings and all tests passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.cases.sanitizer_calls import CASES, TOOLS
 from benchmarks.engine import commands
 from benchmarks.engine.results import Entry, Run, start
 
 FAILS = True
-MODULE = "benchmarks.cases.sanitizer_calls"
-MISREPORTED = ("layer", "wide")
-"""Parts of sanitizer_calls.py that racecheck omits if it reports the correct kernel."""
-KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("quasar", "at6native")}
-"""Parts of the names of the kernels that a tool checks. initcheck must also see torch's kernels,
-which write the inputs."""
-SEES_BULK_COPIES = (2025, 4)
-"""First version of compute-sanitizer in which initcheck sees bulk copies, by its release notes."""
-LIMIT = 110
-"""Seconds after which a call is killed."""
+TOOLS = ("memcheck", "racecheck", "initcheck")
+MISREPORTED = "tests/gpu/layer/hopper"
+TESTS = ("tests/gpu/cuda/scan", MISREPORTED, "tests/gpu/layer/portable")
+KERNELS = {"initcheck": ("quasar", "at6native")}
+"""Parts of the names of the kernels that a tool checks, if not only quasar's. initcheck must see
+torch's kernels, which write the inputs."""
+HANDSHAKE = "handshake"
+LIMIT = 600
+"""Seconds after which a process is killed."""
 _FOUND = 9  # the exit status for findings; Python never uses it
 _SUMMARY = re.compile(
     r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)(?! \w+ were not printed)\b", re.MULTILINE
@@ -44,7 +47,7 @@ _SUMMARY = re.compile(
 
 class _Outcome(NamedTuple):
     findings: int | None  # None if the tool printed no summary
-    failure: str | None  # the reason if the calls have no result
+    failure: str | None  # the reason if the run has no result
     output: str
 
 
@@ -54,16 +57,19 @@ def findings_in(output: str) -> int | None:
     return int(counts[-1]) if counts else None
 
 
-def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _Outcome:
-    """Run a part of sanitizer_calls.py under a tool, for at most `limit` seconds."""
+def run_tool(tool: str, what: str, limit: int) -> _Outcome:
+    """Run a test, or a control, under a tool, for at most `limit` seconds."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
-    for name in KERNELS[tool]:
+    for name in KERNELS.get(tool, ("quasar",)):
         command += ["--kernel-name", f"kns={name}"]
     command += ["--print-limit", "20"]
-    command += commands.python(MODULE, *options, "--limit", limit, what)
-    # a memory cache would hide accesses beyond a tensor and reuse initialised memory
-    environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
-    output, status = commands.run_for(limit, command, environ)
+    if what in (*TOOLS, HANDSHAKE):
+        command += commands.python("benchmarks.cases.sanitizer", what)
+    else:  # pyproject.toml's options require plugins that a GPU machine may lack
+        command += commands.python("pytest", "-q", "-o", "addopts=--import-mode=importlib", what)
+    # a memory cache would hide accesses beyond a tensor; CUDA graphs need it
+    environ = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "QUASAR_GRAPHS": "0", "OMP_NUM_THREADS": "2"}
+    output, status = commands.run_for(limit, command, os.environ | environ)
     if status is None:
         return _Outcome(None, f"{what} was cut off after {limit} s", output)
     findings, failure = findings_in(output), None
@@ -74,43 +80,26 @@ def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _
     return _Outcome(findings, failure, output)
 
 
-def call_options(tool: str, used: str) -> tuple[str, ...]:
-    """Return a tool's options of sanitizer_calls.py; `used` is its version, such as 2025.3.1.0."""
-    number = tuple(int(part) for part in used.split(".")[:2] if part.isdigit())
-    return ("--clear",) if tool == "initcheck" and number < SEES_BULK_COPIES else ()
-
-
-def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, str]:
-    """Run all parts under a tool in parallel; return the result and the output."""
-    began = time.monotonic()
-    racecheck = tool == "racecheck"
-    calls = [part for part in CASES if not (racecheck and part in MISREPORTED)]
-    todo = (tool, "handshake", *calls) if racecheck else (tool, *calls)
-    with ThreadPoolExecutor(len(todo)) as pool:
-        runs = dict(
-            zip(todo, pool.map(lambda x: run_tool(tool, x, limit, options), todo), strict=True)
-        )
-    handshake = runs["handshake"].findings if racecheck else None
-    if handshake == 0:
-        calls = list(CASES)
-        runs |= {what: run_tool(tool, what, limit, options) for what in MISREPORTED}
-    faulty = runs[tool].findings or 0
-    failures = [] if faulty else ["a planted fault was not found"]
-    failures += [run.failure for what, run in runs.items() if run.failure and what != tool]
-    findings = {
-        "findings": sum(runs[call].findings or 0 for call in calls),
-        "faulty": faulty,  # findings in a faulty kernel; must not be 0
+def watch(tool: str, tests: Sequence[str], limit: int) -> tuple[Entry, str]:
+    """Run all tests under a tool in parallel; return the result and the output."""
+    began, correct = time.monotonic(), {}
+    if tool == "racecheck":
+        found = run_tool(tool, HANDSHAKE, limit).findings
+        correct = {} if found is None else {HANDSHAKE: found}  # findings in a correct kernel
+        tests = [test for test in tests if found == 0 or not test.startswith(MISREPORTED)]
+    with ThreadPoolExecutor(len(tests) + 1) as pool:
+        planted, *runs = pool.map(lambda what: run_tool(tool, what, limit), (tool, *tests))
+    failures = [] if planted.findings else ["a planted fault was not found"]
+    figures = {
+        "findings": sum(run.findings or 0 for run in runs),
+        "faulty": planted.findings or 0,  # in a faulty kernel; must not be 0
         "seconds": time.monotonic() - began,
-        **({} if handshake is None else {"handshake": handshake}),  # in a correct kernel
+        **correct,
     }
-    entry = Entry(
-        table="tools",
-        by=tool,
-        figures=findings,
-        texts={"calls": " ".join(calls)},
-        failure="; ".join(failures) or None,
-    )
-    return entry, "\n".join(run.output for run in runs.values())
+    failure = "; ".join([*failures, *(run.failure for run in runs if run.failure)]) or None
+    texts = {"calls": " ".join(tests)}
+    entry = Entry(table="tools", by=tool, figures=figures, texts=texts, failure=failure)
+    return entry, "\n".join(run.output for run in (planted, *runs))
 
 
 def verdict(entry: Entry) -> str:
@@ -137,25 +126,54 @@ def misses(run: Run) -> list[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tests", nargs="*", default=TESTS, help="files or folders of tests/gpu")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one, or these")
-    parser.add_argument("--limit", type=int, default=LIMIT, help=f"seconds for a call; {LIMIT}")
+    parser.add_argument("--limit", type=int, default=LIMIT, help=f"seconds of a process ({LIMIT})")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    used = commands.tool_version("compute-sanitizer", "the CUDA toolkit")
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
+    text = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"[Vv]ersion (\S+)", text)
+    versions = {"compute-sanitizer": version[1] if version else text.strip()}
     wanted, began = args.tool or TOOLS, time.monotonic()
-    counts = {f"{name} calls": len(cases) for name, (_, cases) in CASES.items()}
-    versions = {"compute-sanitizer": used}
-    run = start("sanitizer", "", args.commit, versions=versions, settings=counts)
-    if args.tool:
-        run = run.adding(tools=" ".join(args.tool))
+    run = start("sanitizer", "", args.commit, versions=versions)
+    run = run.adding(tools=" ".join(wanted))
     with ThreadPoolExecutor(len(wanted)) as pool:  # a tool uses a fraction of the GPU
-        running = [
-            pool.submit(watch, tool, args.limit, call_options(tool, used)) for tool in wanted
-        ]
+        running = [pool.submit(watch, tool, args.tests, args.limit) for tool in wanted]
         for done in as_completed(running):
             entry, output = done.result()
+            run = run.adding(entry, seconds=time.monotonic() - began)
             if not is_clean(entry):
                 print(output, flush=True)
-            run = run.adding(entry, seconds=time.monotonic() - began)
             yield run
+
+
+def run_control(what: str) -> None:
+    """Run a kernel of sanitizer_controls.cu: the fault for a tool, or the correct handshake."""
+    import torch
+
+    from quasar_kernels.mount import mount
+
+    mount()
+    from fla.ops.quasar.cuda.driver import load_kernels
+    from fla.ops.quasar.cuda.nvrtc import compile_cached
+
+    text = Path(__file__).with_name("sanitizer_controls.cu").read_text()
+    code = compile_cached("sanitizer_controls", text, {}, torch.cuda.get_device_capability())
+    kernel = "quasar_handshake" if what == HANDSHAKE else "quasar_planted"
+    values = torch.randn(1056)
+    x = values.cuda() if what == HANDSHAKE else torch.empty(64, device="cuda")
+    address = ctypes.c_void_p(x.data_ptr())
+    number = ctypes.c_int(0 if what == HANDSHAKE else TOOLS.index(what))
+    parameters = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(number))
+    load_kernels([code], [kernel], 0)[kernel].launch((1, 1), parameters)
+    torch.cuda.synchronize()
+    if what == HANDSHAKE:
+        sums = values[:1024].view(8, 32, 4)[..., 0].sum(0).roll(-5)
+        torch.testing.assert_close(x[1024:].cpu(), sums)
+
+
+if __name__ == "__main__":
+    run_control(sys.argv[1])

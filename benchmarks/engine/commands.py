@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -97,22 +95,6 @@ def run_for(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its children also hold the pipe open
         return process.communicate()[0], None
-
-
-def tool_version(tool: str, source: str) -> str:
-    """Return the version of an NVIDIA tool on PATH.
-
-    Args:
-        source: the package that contains the tool, for the error message.
-
-    Raises:
-        SystemExit: the tool is not on PATH.
-    """
-    if shutil.which(tool) is None:
-        sys.exit(f"{tool} is not on PATH; it comes with {source}")
-    text = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"[Vv]ersion (\S+)", text)
-    return match[1] if match else text.strip()
 
 
 def python(module: str, *arguments: Any) -> list[str]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.sanitizer_calls import CASES
 from benchmarks.engine import limits
 from benchmarks.engine.commands import misses
 from benchmarks.engine.results import DATA, Run, load
@@ -156,17 +155,8 @@ def test_processes_of_the_layer_beyond_their_limit_are_named(tree, tokens, figur
     assert text in line
 
 
-@pytest.mark.parametrize("name", ["operator", "operator_training", "recall", "../honesty"])
+@pytest.mark.parametrize(
+    "name", ["operator", "operator_training", "recall", "sanitizer", "../honesty"]
+)
 def test_committed_runs_that_keep_every_limit(name: str) -> None:
     assert missed(load(DATA / f"{name}.json")) == set()
-
-
-def test_the_sanitizer_watched_every_call_with_every_tool() -> None:
-    run = load(DATA / "sanitizer.json")
-    assert missed(run) == set()
-    for name, (_, cases) in CASES.items():
-        assert run.settings[f"{name} calls"] == len(cases)
-    for tool in run.table("tools"):
-        # racecheck omits the layer only if it reports a correct kernel
-        watched = set(tool.texts["calls"].split())
-        assert watched == set(CASES) or (tool.by == "racecheck" and tool.figures["handshake"])

@@ -61,7 +61,7 @@ def test_the_cases_are_listed_and_an_unknown_one_is_refused() -> None:
     listed = run_python("-m", "benchmarks", "--help").stdout
     for name in ("delta_rule", "layer", "operator", "sanitizer"):
         assert f"\n  {name} " in listed
-    assert "sanitizer_calls" not in listed
+    assert "layer_calls" not in listed
     done = run_python("-m", "benchmarks", "no_such_case")
     assert done.returncode == 2
     assert "there is no case no_such_case" in done.stderr
