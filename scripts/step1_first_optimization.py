@@ -33,7 +33,7 @@ from harness.measuring.runner import (
 from harness.source import GUIDE_FORK
 from harness.terminal import Progress, ends_quietly
 from harness.workload import parse_lengths
-from neurons.miner.proposal import Rejected, copy_fork
+from neurons.miner.tuner import Rejected, copy_fork
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.settings import Settings
 from quasar_kernels.arguments import output_file

@@ -20,24 +20,15 @@ REAL_SUBNET_SETTINGS = ("validator_api_url", "github_username", "fork_remote", "
 IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL", "ALERT_COMMAND", "ALERT_URL", "JOURNAL_COPY")
 """Variables that an embedded run ignores, because they reach beyond its folder."""
 
-VALIDATOR_SETTINGS = (
-    *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
-    *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
-    *("enable_logit_verification", "inference_servers", "reference_inference_url"),
+PASSED = (
+    *("validator_api_url", "fork_upstream_url", "allow_file_forks", "subtensor_network"),
+    *("wallet_path", "wallet_validator_name", "wallet_hotkey", "state_dir", "log_level"),
+    *("log_format", "device", "target_sequence_length", "claim_runs", "claim_headroom"),
+    *("bench_timeout_seconds", "polling_interval", "sandbox", "blocks_until_reveal"),
+    *("reveal_window_blocks", "block_time_seconds", "enable_logit_verification"),
+    *("inference_servers", "reference_inference_url"),
 )
-"""Settings that the embedded run passes to its validator."""
-
-API_SETTINGS = (
-    *("state_dir", "allow_file_forks"),
-    *("blocks_until_reveal", "reveal_window_blocks", "block_time_seconds"),
-)
-"""Settings that the embedded run passes to its API."""
-
-MINER_SETTINGS = (
-    *("validator_api_url", "fork_upstream_url", "wallet_path", "subtensor_network", "device"),
-    *("target_sequence_length", "claim_runs", "claim_headroom"),
-)
-"""Settings that the embedded run passes to each further miner."""
+"""Settings that the embedded run passes to its processes."""
 
 BLOCK_SECONDS = 2
 WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
@@ -111,51 +102,17 @@ def choose_port(file: Path) -> int:
     raise ConfigError("No free port on 127.0.0.1: check this machine's network settings.")
 
 
-def common_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment that all processes of the subnet share."""
-    return {
-        **child_environment(environment(), device=settings.device),
-        "ENV_FILE": os.devnull,
-        **_as_variables(settings, "log_level", "log_format", "subtensor_network"),
-    }
+def process_environment(settings: Settings, **changes: object) -> dict[str, str]:
+    """Return the environment of a process of the subnet, with changed settings."""
+    inherited = child_environment(environment(), device=settings.device)
+    return {**inherited, "ENV_FILE": os.devnull, **variables(settings, **changes)}
 
 
-def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
-    """Return the API's environment, which lets only this validator write verdicts."""
-    url = settings.database_url
-    return {
-        **common_environment(settings),
-        **_as_variables(settings, *API_SETTINGS),
-        "HOST": "127.0.0.1",
-        "PORT": str(port),
-        "VALIDATOR_HOTKEYS": validator_hotkey,
-        **({"DATABASE_URL": url.get_secret_value()} if url else {}),
-    }
-
-
-def validator_environment(settings: Settings) -> dict[str, str]:
-    """Return the validator's environment; the run reads its log, which is JSON."""
-    return {
-        **common_environment(settings),
-        **_as_variables(settings, *VALIDATOR_SETTINGS),
-        "LOG_FORMAT": "json",
-        "STATE_DIR": str(settings.state_dir / "validator"),
-    }
-
-
-def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
-    """Return the settings of one more miner, with its fork and state in `home`."""
-    return {
-        **_as_variables(settings, *MINER_SETTINGS),
-        "FORK_REMOTE": str(home / "fork.git"),
-        "STATE_DIR": str(home / "state"),
-        "WALLET_MINER_NAME": name,
-    }
-
-
-def _as_variables(settings: Settings, *names: str) -> dict[str, str]:
-    values = {name: getattr(settings, name) for name in names}
+def variables(settings: Settings, **changes: object) -> dict[str, str]:
+    """Return the settings that a process of the subnet gets, as variables of the environment."""
+    values = {name: getattr(settings, name) for name in PASSED} | changes
     return {
         name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
         for name, value in values.items()
+        if value is not None
     }

@@ -6,22 +6,23 @@ loopback port, and a validator. API and validator are child processes. All files
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import threading
 import time
 from collections import Counter, deque
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from neurons.embedded.log_tail import LogTail
 from neurons.embedded.settings import (
     MINER,
     VALIDATOR,
-    api_environment,
     choose_port,
-    validator_environment,
+    process_environment,
 )
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.child import Child
@@ -46,7 +47,42 @@ LINES = 1000
 QUIET_SECONDS = 8.0
 """Longest time without a log line, because an operator watches an embedded run."""
 
+LEFT_OUT = ("event", "level", "logger", "timestamp", "exception")
+"""Keys of a line of a child's log that are not shown as details."""
+
 log = get_logger("embedded")
+
+
+class LogTail:
+    """Shows the lines that a process's log of JSON objects gains after this object's creation.
+
+    The file may be missing, and may be truncated. Each shown line begins with `name`.
+    """
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.name, self.file = name, file
+        self._position = file.stat().st_size if file.exists() else 0
+
+    def show(self) -> list[dict[str, Any]]:
+        """Show the complete lines that were added since the last call; return the JSON objects."""
+        data = b""
+        if self.file.exists():
+            if self.file.stat().st_size < self._position:
+                self._position = 0
+            with self.file.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        entries = []
+        for line in whole.decode(errors="replace").splitlines():
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # no line of a log
+                entry = json.loads(line)
+                details = {key: value for key, value in entry.items() if key not in LEFT_OUT}
+                level = logging.getLevelName(entry["level"].upper())
+                log.log(level, f"{self.name}: {entry['event']}", **details)
+                entries.append(entry)
+        return entries
 
 
 class EmbeddedSubnet:
@@ -56,6 +92,7 @@ class EmbeddedSubnet:
 
     Args:
         settings: from `embedded_settings`.
+        api_folder: the API's state folder, relative to that of the settings.
         stop: ends the wait for the API. The subnet sets it after a fault, which `check` raises.
 
     Attributes:
@@ -64,7 +101,7 @@ class EmbeddedSubnet:
         lines: the latest lines of the validator's log, as objects.
     """
 
-    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+    def __init__(self, settings: Settings, stop: threading.Event, api_folder: str = "") -> None:
         if settings.device == "cpu":
             # Threads that busy-wait at barriers make timings on a shared CPU vary tenfold.
             environment().setdefault("OMP_NUM_THREADS", "1")
@@ -85,13 +122,21 @@ class EmbeddedSubnet:
             Child(
                 "validator API",
                 ["neurons.validator_api", "--port-file", str(folder / "port")],
-                api_environment(self.settings, self._port, self.validator.hotkey),
+                process_environment(
+                    self.settings,
+                    state_dir=folder / api_folder,
+                    host="127.0.0.1",
+                    port=self._port,
+                    validator_hotkeys=self.validator.hotkey,
+                ),
                 folder / "api.log",
             ),
             Child(
                 "validator",
                 ["neurons.validator"],
-                validator_environment(self.settings),
+                process_environment(
+                    self.settings, state_dir=folder / "validator", log_format="json"
+                ),
                 folder / "validator.log",
                 due=math.inf,  # started when the API answers
             ),

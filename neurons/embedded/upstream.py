@@ -95,9 +95,9 @@ def _write_source(source: Path) -> None:
     (source / "pyproject.toml").write_text(_PYPROJECT.format(version=version))
     (source / "NOTICE").write_text(_NOTICE.format(version=version))
     (source / ".gitignore").write_text("__pycache__/\n*.py[cod]\n")
-    licence = _licence()
-    if licence is not None:
-        shutil.copyfile(licence, source / "LICENSE")
+    for file in importlib.metadata.files(PACKAGE) or []:
+        if file.name.upper().startswith("LICENSE") and file.parts[0].endswith(".dist-info"):
+            shutil.copyfile(os.fspath(file.locate()), source / "LICENSE")
 
 
 def _imports() -> str:
@@ -108,21 +108,9 @@ def _imports() -> str:
     return "\n".join([*lines, ""])
 
 
-def _distribution() -> importlib.metadata.Distribution:
-    try:
-        return importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
-            f"The package {PACKAGE} is not installed. Run scripts/install.sh miner."
-        ) from None
-
-
 def _version() -> str:
-    return _distribution().version
-
-
-def _licence() -> Path | None:
-    for file in _distribution().files or []:
-        if file.name.upper().startswith("LICENSE") and file.parts[0].endswith(".dist-info"):
-            return Path(os.fspath(file.locate()))
-    return None
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        problem = f"The package {PACKAGE} is not installed. Run scripts/install.sh miner."
+        raise ConfigError(problem) from None

@@ -37,10 +37,9 @@ from neurons.miner.command_line.options import Commands, add_command, of_the_pub
 from neurons.miner.command_line.status import JOURNAL, summary
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
-from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.miner.daemon import run_cycle, run_forever, warn_at_start
 from neurons.miner.journal import Journal
-from neurons.miner.premature import warn_of_early_judgement
-from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.publishing.github import open_fork
 from neurons.miner.publishing.tuned_kernels import TunedKernels
 from neurons.miner.tuner import Tuner
 from neurons.miner.watcher import Watcher
@@ -202,8 +201,7 @@ def _log_start(context: Context) -> None:
     settings = context.settings
     for problem in wallet_warnings(*settings.miner_wallet):
         log.warning(str(problem))
-    warn_of_other_hotkeys(context)
-    warn_of_early_judgement(context)
+    warn_at_start(context)
     if tuned := TunedKernels(settings.state_dir).evidence():
         log.info("publishing kernels that were tuned here", gain=f"{tuned.ratio - 1:+.1%}")
     if settings.device == "cpu":

@@ -9,7 +9,7 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,8 @@ import httpx
 from structlog.stdlib import BoundLogger
 
 from harness.files import write_atomically
-from harness.measuring.process import run_supervised
-from harness.measuring.runner import child_environment
 from harness.terminal import printable
+from neurons.runtime.child import run_command
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.loading import environment
 from neurons.runtime.network import client_options, failure_reason
@@ -32,6 +31,7 @@ ALERT_SECONDS = 30.0
 POST_SECONDS = 20.0
 MAX_LETTERS = 1000
 MAX_WAITING = 100
+# with these variables, a command can reach the network
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 
 
@@ -123,34 +123,23 @@ class Alerts:
         return True
 
     def _run(self) -> None:
+        variables = {n: value for n, value in environment().items() if n.lower() in PROXIES}
         while (alert := self._waiting.get()) is not None:
+            kind, text = alert
+            variables |= {"ALERT_KIND": kind, "ALERT_TEXT": text}
             for way in self._ways:
                 try:
-                    problem = self._call(way, *alert)
+                    problem = run_command(
+                        way.words,
+                        text=way.text_of(kind, text),
+                        variables=variables,
+                        cwd=PROJECT,
+                        seconds=self._seconds,
+                    )
                 except Exception as error:  # whatever happens, the next alert must be sent
                     problem = str(error)
                 if problem:
                     self._log.warning("an alert failed", setting=way.setting, reason=problem)
-
-    def _call(self, way: Way, kind: str, text: str) -> str:
-        """Run one way, and return the reason of its failure, if any."""
-        ended = run_supervised(
-            way.words,
-            message=lambda _: way.text_of(kind, text).encode(),
-            env={**_environment(environment()), "ALERT_KIND": kind, "ALERT_TEXT": text},
-            cwd=PROJECT,
-            timeout=self._seconds,
-        )
-        if ended.timed_out:
-            return f"it was not done within {self._seconds:g} s"
-        end = " ".join(ended.log_tail.split())[-200:]
-        return f"status {ended.returncode}: {end or 'no output'}" if ended.returncode else ""
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without secrets, with which the network can be reached."""
-    proxies = {name: value for name, value in environ.items() if name.lower() in PROXIES}
-    return {**child_environment(environ, device="cpu"), **proxies}
 
 
 def _post() -> str:

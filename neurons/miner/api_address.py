@@ -6,8 +6,7 @@ from urllib.parse import urlsplit
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
-from neurons.miner.rounds import Relation, read_relation
-from neurons.miner.standing import is_shown_revealed
+from neurons.miner.standing import Relation, is_shown_revealed, read_relation
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.values import LOOPBACK
 

@@ -16,12 +16,16 @@ from harness.hardware.machine import Environment
 from harness.measuring.runner import CheckTree, Measure, check, measure, probe
 from neurons.miner import cycle
 from neurons.miner.alerts import Alerts
-from neurons.miner.blocks import BlockClock
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.publishing.fork import Fork
-from neurons.miner.rounds import Relation, compare_round
-from neurons.miner.standing import Standing, read_standing
+from neurons.miner.standing import (
+    BlockClock,
+    Relation,
+    Standing,
+    compare_round,
+    read_standing,
+)
 from neurons.miner.tuner import Tuner
 from neurons.miner.watcher import Watcher
 from neurons.runtime.addresses import is_same_url
@@ -111,6 +115,45 @@ class Context:
         """The seconds between two polls of the server."""
         return 1.0 if self.client.on_loopback else 15.0
 
+    @property
+    def submission_mode(self) -> str:
+        """The mode; `auto` is `direct` for some time after a premature commitment."""
+        chosen = self.settings.submission_mode
+        if chosen != "auto":
+            return chosen
+        known = self.journal.judges_early(self.client.base_url, self.now()) is not None
+        return "direct" if known else "commit_reveal"
+
+    @property
+    def insists_on_reveal(self) -> bool:
+        """Whether the settings require a reveal even of a premature commitment."""
+        return self.settings.submission_mode == "commit_reveal"
+
+    def note_early_judgement(self, submission: Submission) -> Submission:
+        """Journal that a validator judged `submission` before its reveal, and log a warning."""
+        now = self.now()
+        self.journal.note_early_judgement(self.client.base_url, now)
+        submission = self.note(submission, judged_early_at=now)
+        self.log.warning(
+            "this API judges commitments before their reveal",
+            submission=submission.id,
+            from_now_on="SUBMISSION_MODE=commit_reveal, as set; auto or direct would be measured"
+            if self.insists_on_reveal
+            else "direct submissions",
+        )
+        return submission
+
+    def suspect_early_judgement(self, submission: Submission) -> None:
+        """Journal that `submission` may have been judged early: nobody may have measured it."""
+        self.journal.note_early_judgement(self.client.base_url, self.now())
+        self.log.info(
+            "a validator may have fetched the commitment before its reveal",
+            submission=submission.id,
+            from_now_on="SUBMISSION_MODE=commit_reveal, as set"
+            if self.insists_on_reveal
+            else "direct submissions for the length of a round",
+        )
+
     def register(self, target_sequence_length: int) -> None:
         """Register in the league of the target, unless this process has already done so.
 
@@ -158,18 +201,6 @@ class Context:
                 f"{'' if reply.is_revealed else ' not'} revealed, to a reveal of {number}"
             )
 
-    def check_out(self, submission: Submission) -> bool:
-        """Check out the published commit, if necessary; return whether it is checked out.
-
-        The result is False if the kernels have changed since the commit.
-        """
-        if self.content_digest() != submission.content_digest:
-            return False
-        if self.published != submission.commit_hash:
-            self.fork.prepare()
-            self.published = self.fork.commit()
-        return self.published == submission.commit_hash
-
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
@@ -207,29 +238,6 @@ class Context:
             "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH to the fork of the "
             "commitment, or to the address to which it redirects, until it is revealed.",
         )
-
-    def publish(self, submission: Submission) -> str:
-        """Commit the kernels, push them unless PUBLISH_AT defers that, and return the commit.
-
-        Then check that validators can read the fork. If the host refuses access although an earlier
-        submission was published from the same fork, raise Retry: the fault may be temporary.
-        """
-        try:
-            self.fork.prepare()
-            commit = self.fork.commit()
-            if submission.publish_at == "before_commit":
-                self.fork.push(commit)
-                self.fork.verify(commit)
-            else:
-                self.fork.check_public()
-            return commit
-        except PrivateFork:
-            raise
-        except HostRefused as refusal:
-            earlier = self.journal.latest(1000, hotkey=submission.hotkey)
-            if self.fork.url not in {row.fork_url for row in earlier}:
-                raise
-            raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def read_standing(self, submission: Submission) -> Standing:
         """Return the standing of `submission` by the API's public lists, or raise Retry.

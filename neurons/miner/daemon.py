@@ -12,10 +12,9 @@ from neurons.miner.api_address import absent, follow_api, is_absent, require_com
 from neurons.miner.context import PATIENCE, Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.miner.journal import Journal, StaleSubmission
-from neurons.miner.premature import submission_mode
 from neurons.miner.recorder import progress_of
-from neurons.miner.rounds import is_due
-from neurons.miner.steps import claim, commit, follow, measure, publish, reveal, submit
+from neurons.miner.standing import is_due
+from neurons.miner.steps import commit, follow, prepare, reveal, submit
 from neurons.runtime.errors import Fault, Held
 from neurons.runtime.heartbeat import FIRST_SECONDS, heartbeat
 from neurons.runtime.identity import registration_command
@@ -25,9 +24,9 @@ from neurons.wire.outcomes import NotOnSubnet
 Result = TypeVar("Result")
 
 STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
-    Step.PUBLISH: publish.run,
-    Step.MEASURE: measure.run,
-    Step.CLAIM: claim.run,
+    Step.PUBLISH: prepare.publish,
+    Step.MEASURE: prepare.measure,
+    Step.CLAIM: prepare.claim,
     Step.COMMIT: commit.run,
     Step.SUBMIT: submit.run,
     Step.REVEAL: reveal.run,
@@ -52,7 +51,7 @@ def _run_cycle(context: Context) -> Submission:
     for other in _despite_faults(context, lambda: selection.others(context)):
         _drive(other, context)
     submission = _drive(_despite_faults(context, lambda: selection.current(context)), context)
-    if submission.never_revealed and submission_mode(context) == "direct":
+    if submission.never_revealed and context.submission_mode == "direct":
         submission = _drive(_despite_faults(context, lambda: selection.create(context)), context)
     return submission
 
@@ -112,8 +111,11 @@ def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
     return journal.transition(submission, after, kind="acknowledged")
 
 
-def warn_of_other_hotkeys(context: Context) -> None:
-    """Warn of other hotkeys' unfinished submissions: only these hotkeys can reveal them."""
+def warn_at_start(context: Context) -> None:
+    """Warn of other hotkeys' unfinished submissions, and of an API that judges commitments early.
+
+    Only the hotkey of a commitment can reveal it.
+    """
     for other in context.journal.live_submissions():
         if other.hotkey != context.identity.hotkey and other.position not in BEFORE_COMMITMENT:
             context.log.warning(
@@ -123,6 +125,12 @@ def warn_of_other_hotkeys(context: Context) -> None:
                 state=other.state.value,
                 remedy="set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict",
             )
+    known = context.journal.judges_early(context.client.base_url, context.now())
+    if context.insists_on_reveal and known is not None:
+        context.log.warning(
+            "this API shows signs of judging commitments before their reveal, when nothing can "
+            "be measured; SUBMISSION_MODE=auto or direct avoids that"
+        )
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
@@ -245,7 +253,7 @@ class _Watch:
         self._failures = 0
         context.alerts.end("api", "away")
         last = context.journal.last_closed(context.identity.hotkey, context.target)
-        digest, mode = context.content_digest(), submission_mode(context)
+        digest, mode = context.content_digest(), context.submission_mode
         if is_due(last, now, digest, mode):
             return True
         self._remind("these kernels have their verdict in this round; waiting for a change")

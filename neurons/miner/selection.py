@@ -7,7 +7,6 @@ from typing import TypeGuard
 from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
-from neurons.miner.premature import submission_mode
 
 STARTED = BEFORE_COMMITMENT - {State.NEW}
 """States that a change of the kernels takes back to NEW."""
@@ -47,7 +46,7 @@ def live(context: Context) -> Submission | None:
 def create(context: Context) -> Submission:
     """Create a submission; it has the last claim if that was premature and can be sent directly."""
     settings, journal = context.settings, context.journal
-    mode, now = submission_mode(context), context.now()
+    mode, now = context.submission_mode, context.now()
     last = journal.last_closed(context.identity.hotkey, context.target)
     if _can_reuse_claim(last, mode, context):
         submission = journal.insert(cycle.direct_draft(last, now))

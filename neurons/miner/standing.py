@@ -1,15 +1,18 @@
-"""The state of a submission's validation, from the server's public lists."""
+"""What the server shows about a submission: its round, the present block, and the public lists."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
-from neurons.miner.cycle import Submission
+from neurons.miner.cycle import VERDICTS, Submission
 from neurons.wire.client import ApiClient, Queue
 from neurons.wire.outcomes import TooLarge, Uncertain
-from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
+from neurons.wire.protocol import Performer, QueuedSubmission, Round, is_same_instant, unix_time
+from neurons.wire.rules import BLOCK_SECONDS, block_at
 
 LIMITS = (100, 1_000, 10_000)
 """Numbers of rows to request in this order, until the list is long enough to show the submission.
@@ -21,6 +24,72 @@ ROUNDING = 1e-4
 
 MIN_ROWS = 3
 """A list of at most this many rows is not shortened further."""
+
+STALE_SECONDS = 90.0
+"""Seconds after which an unchanged block must come from a cache: a block takes 12 seconds."""
+
+MAX_LAG = 86_400 // BLOCK_SECONDS
+"""Blocks by which a cached number may lag behind the server's clock; other servers count from
+another time or with other blocks, so their clock does not show their block."""
+
+
+class Relation(str, Enum):
+    """The server's present round, compared with a submission's round."""
+
+    SAME = "same"
+    LATER = "later"
+    OTHER_DATABASE = "other database"  # the server has lost the round and its submissions
+
+
+def compare_round(submission: Submission, now: Round) -> Relation:
+    """Return how the server's round `now` relates to the round of the submission."""
+    own = submission.round_id or 0
+    if now.id > own:
+        return Relation.LATER
+    if now.id == own and is_same_instant(submission.round_start or "", now.start_time):
+        return Relation.SAME
+    return Relation.OTHER_DATABASE
+
+
+def read_relation(submission: Submission, client: ApiClient) -> Relation:
+    return compare_round(submission, client.current_round())
+
+
+def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
+    """Return whether a new submission is due after `last`, the newest closed one.
+
+    The same content is submitted once a round, again after an end without a verdict, and in mode
+    `direct` after a premature commitment that was not revealed.
+    """
+    if last is None or last.state not in VERDICTS:
+        return True
+    if last.never_revealed and mode == "direct":
+        return True
+    same_round = compare_round(last, now) is Relation.SAME
+    return not same_round or last.content_digest != content_digest
+
+
+class BlockClock:
+    """Follows the block numbers that one server shows.
+
+    An estimate that is too high leads to a reply 425, which does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._shown: int | None = None
+        self._since = 0.0  # monotonic time of the first reply with the number `_shown`
+
+    def at(self, shown: int, server_time: float) -> int:
+        """Return the present block by the one in a reply and the server's clock in Unix seconds."""
+        moment = time.monotonic()
+        if shown != self._shown:
+            self._shown, self._since = shown, moment
+        unchanged = moment - self._since
+        if unchanged < STALE_SECONDS:
+            return shown
+        by_clock = block_at(server_time)
+        estimate = shown + int(unchanged / BLOCK_SECONDS)
+        return max(estimate, by_clock) if 0 <= by_clock - shown <= MAX_LAG else estimate
 
 
 @dataclass(frozen=True)

@@ -39,28 +39,17 @@ def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
 def targets_here(
     target: int | None, environment: Environment, settings: Settings
 ) -> tuple[int, ...]:
-    """Return the `targets_to_try` that fit the GPU's memory (all if unknown), or raise Held."""
-    targets = targets_to_try(target, environment.device)
-    if environment.gpu is None or environment.gpu_memory_mb is None:
-        return targets
-    memory_gib = environment.gpu_memory_mb / 1024
-    capability = environment.compute_capability
-    return fitting_targets(targets, settings, environment.gpu, memory_gib, capability)
-
-
-def fitting_targets(
-    targets: tuple[int, ...],
-    settings: Settings,
-    gpu: str,
-    memory_gib: float,
-    capability: str | None,
-) -> tuple[int, ...]:
-    """Return the targets that fit into a GPU's memory by a computed estimate.
+    """Return the `targets_to_try` that fit into the GPU's memory by a computed estimate.
 
     If none fits with a margin, it returns those that fit without one. The estimate is for the
-    published layer; with other code (FORK_SCOPE=ops, REPO_PATH) it returns all targets. Raises Held
-    if none can fit.
+    published layer; with other code (FORK_SCOPE=ops, REPO_PATH) or an unknown memory it returns all
+    targets. Raises Held if none can fit.
     """
+    targets = targets_to_try(target, environment.device)
+    gpu, memory_mb = environment.gpu, environment.gpu_memory_mb
+    if gpu is None or memory_mb is None:
+        return targets
+    memory_gib, capability = memory_mb / 1024, environment.compute_capability
     if settings.fork_scope == "ops" or settings.repo_path is not None:
         return targets
     needed = {n: peak_bytes(n, fused=is_fused(capability)) / 2**30 for n in targets}

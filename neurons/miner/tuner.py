@@ -8,6 +8,7 @@ submission, which starts because the content has changed.
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
@@ -30,10 +31,25 @@ from harness.measuring.runner import (
     measure,
     probe,
 )
-from neurons.miner.proposal import Rejected, check_files, copy_fork, propose
 from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels
+from neurons.runtime.child import run_command
 from neurons.runtime.settings import Settings
-from quasar_kernels.contract import copy_overlay, overlay_digest
+from quasar_kernels.contract import (
+    QUASAR_DIR,
+    Scope,
+    check_tree,
+    compiled_files,
+    copy_overlay,
+    overlay_digest,
+    overlay_files,
+)
+
+FILE_BYTES, ALL_BYTES = 2**21, 2**24
+"""Limits in bytes on one file of a proposal, and on all its files together."""
+
+
+class Rejected(Exception):
+    """A proposal is not accepted; the message has the reason, as a sentence."""
 
 
 @dataclass
@@ -118,21 +134,13 @@ class Tuner:
         with tempfile.TemporaryDirectory(prefix="tuning-") as name:
             overlay, before, after = (Path(name, part) for part in ("overlay", "before", "after"))
             copy_overlay(present, overlay)
-            propose(
-                command,
-                overlay,
-                variables={
-                    "AGENT_ITERATIONS": str(settings.agent_iterations),
-                    "TARGET_SEQUENCE_LENGTH": str(length),
-                },
-                device=settings.device,
-                seconds=settings.tune_seconds,
-                stop=self._stop,
-            )
+            self._propose(command, overlay, length)
             check_files(overlay, present, scope)
             copy_fork(self.fork, present, overlay, scope, after)
             copy_fork(self.fork, present, present, scope, before)
-            difference = self._compare(before, after, length)
+            options = Options(settings.device, settings.bench_timeout_seconds, stop=self._stop)
+            comparison = Comparison(options, self.blocks, measure=self.measure, check=self.check)
+            ((_, difference),) = comparison.run(before, after, [length])
             if not difference.faster:
                 raise Rejected(f"Its gain is not beyond the noise: {difference}.")
             if overlay_digest() != shipped:
@@ -155,10 +163,60 @@ class Tuner:
             self.tuned.publish(overlay, evidence)
         return difference
 
-    def _compare(self, before: Path, after: Path, length: int) -> Difference:
-        options = Options(
-            self.settings.device, self.settings.bench_timeout_seconds, stop=self._stop
-        )
-        comparison = Comparison(options, self.blocks, measure=self.measure, check=self.check)
-        ((_, difference),) = comparison.run(before, after, [length])
-        return difference
+    def _propose(self, command: Sequence[str], overlay: Path, length: int) -> None:
+        """Run a command in `overlay`, a copy of the kernels; raise Rejected if it fails."""
+        settings, text = self.settings, shlex.join(command)
+        variables = {
+            "AGENT_ITERATIONS": str(settings.agent_iterations),
+            "TARGET_SEQUENCE_LENGTH": str(length),
+        }
+        try:
+            problem = run_command(
+                command,
+                variables=variables,
+                cwd=overlay,
+                seconds=settings.tune_seconds,
+                device=settings.device,
+                stop=self._stop,
+            )
+        except OSError as error:
+            raise Rejected(f"{text} cannot be started: {error.strerror}.") from error
+        if problem:
+            raise Rejected(f"{text} {problem}.")
+
+
+def check_files(overlay: Path, present: Path, scope: Scope) -> None:
+    """Raise Rejected if nothing changed, or for a link, a misplaced file or too many bytes."""
+    total, known = 0, set(map(Path, overlay_files(root=present)))
+    for path in sorted(overlay.rglob("*")):
+        name = path.relative_to(overlay)
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise Rejected(f"{name} is not a regular file.")
+        if path.is_dir() or "__pycache__" in name.parts or path.suffix == ".pyc":
+            continue
+        if name not in known and Path(QUASAR_DIR) not in name.parents:
+            raise Rejected(f"{name} is outside {QUASAR_DIR}.")
+        size = path.stat().st_size
+        total += size
+        if size > FILE_BYTES or total > ALL_BYTES:
+            raise Rejected(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
+    if overlay_digest(scope, overlay) == overlay_digest(scope, present):
+        raise Rejected("The command changed no published file.")
+
+
+def copy_fork(fork: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
+    """Make `tree` a copy of the worktree `fork` with `overlay` in place of `present`.
+
+    Raises Rejected if the copy breaks a rule of the subnet.
+    """
+    skipped = shutil.ignore_patterns("__pycache__", ".git")
+    shutil.copytree(fork / "fla", tree / "fla", ignore=skipped)
+    for name in overlay_files(scope, present):
+        (tree / name).unlink(missing_ok=True)
+    for name in overlay_files(scope, overlay):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(overlay / name, tree / name)
+    broken = [f"{name}: The file is compiled code." for name in compiled_files(tree)]
+    broken += map(str, check_tree(tree))
+    if broken:
+        raise Rejected(f"It breaks the rules: {broken[0]}")

@@ -1,4 +1,4 @@
-"""A supervised process: restarted after a crash, and ended with its parent.
+"""Processes that end with this one: restarted after a crash, or run once as an operator's command.
 
 `python -m neurons.runtime.child PARENT_PID MODULE [ARGUMENT...]` runs a module as such a process.
 """
@@ -10,12 +10,16 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.measuring.process import die_with_parent
+from harness.measuring.process import die_with_parent, run_supervised
+from harness.measuring.runner import child_environment
+from neurons.runtime.loading import environment
 from neurons.runtime.observe import get_logger
 
 STOP_SECONDS = 5.0
@@ -90,6 +94,37 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
+
+
+def run_command(
+    words: Sequence[str],
+    *,
+    variables: Mapping[str, str],
+    cwd: Path,
+    seconds: float,
+    text: str = "",
+    device: str = "cpu",
+    stop: threading.Event | None = None,
+) -> str:
+    """Run a command that reads `text` from its stdin; return why it failed, or "".
+
+    Its environment has `variables` and no secrets. Its process group is killed after `seconds` or
+    when `stop` is set. Raises an OSError if it cannot be started.
+    """
+    ended = run_supervised(
+        list(words),
+        message=lambda _result_fd: text.encode(),
+        env={**child_environment(environment(), device=device), **variables},
+        cwd=cwd,
+        timeout=seconds,
+        stop=stop,
+    )
+    if ended.stopped:
+        return "was stopped"
+    if ended.timed_out:
+        return f"was not done within {seconds:g} s"
+    output = " ".join(ended.log_tail.split())[-300:] or "no output"
+    return f"ended with status {ended.returncode}: {output}" if ended.returncode else ""
 
 
 def _run_tied() -> None:

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from neurons.miner import daemon
-from neurons.miner.blocks import BlockClock
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
+from neurons.miner.standing import BlockClock
 from neurons.miner.steps.commit import SETTLE_SECONDS
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
@@ -396,7 +396,7 @@ def test_a_cached_list_does_not_stop_the_reveal(
     fake_api.blocks_until_reveal = 100
     cache = CachedList(fake_api, ahead)
     clock = SimpleNamespace(monotonic=lambda: cache.seconds)
-    monkeypatch.setattr("neurons.miner.blocks.time", clock)
+    monkeypatch.setattr("neurons.miner.standing.time", clock)
     waits = Waits(cache.wait)
     context = miner(waiter=waits, now=lambda: cache.seconds)
     context.client = ApiClient(url, context.identity, now=lambda: cache.seconds)

@@ -21,9 +21,9 @@ from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.miner.command_line.commands import echo, read_settings
 from neurons.miner.cycle import backoff_seconds
 from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
-from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.publishing.github import open_fork
 from neurons.miner.recorder import progress_of
-from neurons.miner.steps.claim import best_claim
+from neurons.miner.steps.prepare import best_claim
 from neurons.miner.targets import targets_here
 from neurons.runtime.errors import ConfigError, Fault
 from neurons.runtime.flags import CommandLineSettings

@@ -14,8 +14,7 @@ from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
 from neurons.miner.measuring import describe_machine
-from neurons.miner.publishing.from_settings import open_fork, upstream_address
-from neurons.miner.publishing.github import check_token
+from neurons.miner.publishing.github import check_token, open_fork, upstream_address
 from neurons.miner.targets import targets_here, targets_to_try
 from neurons.miner.watcher import UPDATE_REMEDY, newer_commit
 from neurons.runtime import identity

@@ -1,4 +1,4 @@
-"""Calls GitHub's REST API: checks the token, finds or requests the fork.
+"""Opens the fork that the settings name; at GitHub, checks the token and creates the fork.
 
 Waits can be interrupted. The end of a rate limit is computed with GitHub's clock.
 """
@@ -8,15 +8,20 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from neurons.miner.publishing.fork import Fork
+from neurons.miner.publishing.tuned_kernels import TunedKernels
 from neurons.runtime.errors import ConfigError, Held, Problem, Retry
 from neurons.runtime.git.faults import SCOPE_REMEDY
+from neurons.runtime.git.remote import Token
 from neurons.runtime.network import client_options, failure_reason
 from neurons.runtime.observe import redact_text, register_secret
+from neurons.runtime.settings import Settings
 from neurons.runtime.values import LOOPBACK
 from neurons.wire.connection import TimeLimit
 from neurons.wire.outcomes import http_date, retry_after
@@ -37,6 +42,40 @@ def web_address(api_url: str) -> str:
     parts = urlsplit(api_url)
     host = "github.com" if parts.netloc == "api.github.com" else parts.netloc
     return f"{parts.scheme}://{host}"
+
+
+def upstream_address(settings: Settings) -> str:
+    at_github = f"{web_address(settings.github_api_url)}/{settings.github_upstream}.git"
+    return settings.fork_upstream_url or at_github
+
+
+def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
+    """Return the fork at REPO_PATH, else at FORK_REMOTE, else at GitHub."""
+    remote, web = settings.fork_remote, web_address(settings.github_api_url)
+    secret = settings.github_token.get_secret_value() if settings.github_token else ""
+    create: Callable[[], str] | None = None
+    if settings.repo_path is None and remote is None:
+        owner, name = settings.github_username, settings.github_fork_name
+        if not owner or not secret:
+            raise ConfigError("GITHUB_USERNAME and GITHUB_TOKEN are needed to publish at GitHub.")
+        remote = f"{web}/{owner}/{name}.git"
+        api, parent = settings.github_api_url, settings.github_upstream
+
+        def create() -> str:  # a partial's `repr` would show the token
+            return ensure_fork(api, parent, owner, name, secret, stop=stop)
+
+    return Fork(
+        remote,
+        upstream_address(settings),
+        settings.state_dir / "fork",
+        settings.fork_branch,
+        token=Token(secret, urlsplit(web).netloc.lower()) if secret else None,
+        repo_path=settings.repo_path,
+        create=create,
+        scope=settings.fork_scope,
+        stop=stop,
+        overlay=TunedKernels(settings.state_dir, settings.fork_scope).root,
+    )
 
 
 def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:

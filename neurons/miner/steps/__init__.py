@@ -1,3 +1,1 @@
-"""The steps of the cycle, one module for each: publish, measure, claim, commit and
-reveal (or submit), follow.
-"""
+"""The steps of the cycle: prepare (three steps), commit and reveal, or submit, then follow."""

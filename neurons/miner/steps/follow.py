@@ -10,8 +10,7 @@ from harness.terminal import span
 from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.premature import suspect_early_judgement
-from neurons.miner.rounds import Relation, read_relation
+from neurons.miner.standing import Relation, read_relation
 from neurons.runtime.errors import Held, Retry
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight, is_same_instant
@@ -116,7 +115,7 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     # revealed in between gets a score of 0 without a measurement, and is still ranked.
     unmeasured = conclusion.state in (State.RANKED, State.REJECTED)
     if submission.mode == "commit_reveal" and unmeasured:
-        suspect_early_judgement(submission, context)
+        context.suspect_early_judgement(submission)
     shown = row.weighted_score if row is not None else None
     score = _claimed_score(submission) if shown is None else shown
     return context.move(submission, weighted_score=score, **vars(conclusion))

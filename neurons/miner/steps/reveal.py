@@ -5,9 +5,7 @@ from __future__ import annotations
 from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.premature import insists_on_reveal, note_early_judgement
-from neurons.miner.rounds import Relation, read_relation
-from neurons.miner.standing import is_shown_revealed
+from neurons.miner.standing import Relation, is_shown_revealed, read_relation
 from neurons.runtime.errors import Held, HeldUntilRelease, Retry
 from neurons.wire.outcomes import (
     AlreadyRevealed,
@@ -137,8 +135,8 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
             submission = context.note(submission, queued_at=context.now())
         gone = queued is False and submission.queued_at is not None
         if gone and _is_on_server(submission, context):
-            submission = note_early_judgement(submission, context)
-    if submission.judged_early_at is None or insists_on_reveal(context):
+            submission = context.note_early_judgement(submission)
+    if submission.judged_early_at is None or context.insists_on_reveal:
         return submission
     return context.move(
         submission,
@@ -263,5 +261,5 @@ def _not_in_queue(submission: Submission, context: Context, just_revealed: bool)
         return context.note(submission, queued_at=context.now())
     gone = just_revealed and standing.queued is False and standing.performer is None
     if gone and read_relation(submission, context.client) is Relation.SAME:
-        return note_early_judgement(submission, context)
+        return context.note_early_judgement(submission)
     return submission

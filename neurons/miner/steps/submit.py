@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.rounds import Relation, compare_round
-from neurons.miner.standing import LIMITS, rows_of_claim
+from neurons.miner.standing import LIMITS, Relation, compare_round, rows_of_claim
 from neurons.wire.outcomes import Banned, Busy, Refused, Uncertain, Unreachable, Untrusted
 from neurons.wire.protocol import Round, unix_time
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
-from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.miner.daemon import run_cycle, run_forever, warn_at_start
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
@@ -167,9 +167,9 @@ def test_a_start_warns_of_another_hotkeys_submission(miner: Miner) -> None:
     committed = run_cycle(context)
 
     with capture_logs() as logs:
-        warn_of_other_hotkeys(context)
+        warn_at_start(context)
         assert logs == []
-        warn_of_other_hotkeys(miner(identity=Key("5Other")))
+        warn_at_start(miner(identity=Key("5Other")))
     (line,) = logs
     assert (line["submission"], line["hotkey"]) == (committed.id, Key().hotkey)
     assert "WALLET_HOTKEY" in line["remedy"]

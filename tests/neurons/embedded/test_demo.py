@@ -10,26 +10,23 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections import deque
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from sqlalchemy import make_url
 
 from harness.worker.checks import find_broken_rules
 from neurons.embedded import __main__ as program
-from neurons.embedded import demo as module
-from neurons.embedded.demo import CHUNK, DATABASE, Demo
-from neurons.embedded.log_tail import LogTail
-from neurons.embedded.subnet import EmbeddedSubnet
+from neurons.embedded.__main__ import CHUNK, GUEST, RANKING, Demo
+from neurons.embedded.subnet import LogTail
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.process import Stopped
 from neurons.validator.clone import Sources, clone
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
-from tests import AWKWARD, PROJECT
+from tests import PROJECT
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
 from tests.processes import HANG, run_python, started, wait_for
 from tests.repositories import run_git
@@ -58,9 +55,10 @@ def test_each_miner_has_its_own_hotkey_kernel_and_server(demo: Demo) -> None:
 def test_the_cheat_submits_a_fork_that_keeps_the_rules(demo, api, tmp_path, monkeypatch):
     used = shutil.copytree(OVERLAY, tmp_path / "overlay")
     py_compile.compile(str(used / LAYER_FILE), doraise=True)  # as after an import
-    monkeypatch.setattr(module, "OVERLAY", used)
+    monkeypatch.setattr(program, "OVERLAY", used)
     *_, cheat = demo.entries
-    demo.submit_cheat(api.url, cheat)
+    demo.url = api.url
+    demo.submit_cheat(cheat)
     (row,) = api.get("/get_submission_stats")["recent_submissions"]
     assert (row["miner_hotkey"], row["target_sequence_length"]) == (cheat.identity.hotkey, 512)
     home = Sources(files=True)
@@ -78,20 +76,21 @@ class _Key(Hotkey):
 
 
 def test_the_table_shows_the_ended_round(demo: Demo, api: LiveApi) -> None:
-    lines: list[dict[str, Any]] = [{"event": "judging", "submission": 1}]
-    demo.subnet = cast(EmbeddedSubnet, SimpleNamespace(lines=lines))
+    lines: deque[dict[str, Any]] = deque([{"event": "judging", "submission": 1}])
+    demo.url, demo.subnet.validator = api.url, VALIDATOR
+    demo.subnet.lines = lines
     for entry, speed, score in zip(demo.entries, (10.0, 20.0, 5e6), (1.0, 1.0, 0.0), strict=True):
         key = _Key(entry.identity)
         api.register(key)
         row = api.ok("/submit_kernel", submission(key, speed), key)["submission_id"]
-        assert not demo.read_verdicts(api.url)
+        assert not demo.read_verdicts()
         api.mark(row, score)
         verdict = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
         lines.append(verdict)
-    assert demo.read_verdicts(api.url)
+    assert demo.read_verdicts()
     assert not demo.is_expected()  # weights exist only after the round
-    assert demo.end_round(api.url, VALIDATOR) == "round 1 has ended"
-    demo.read_verdicts(api.url)
+    assert demo.end_round() == "round 1 has ended"
+    demo.read_verdicts()
     rows = [str(entry).split() for entry in demo.entries]
     assert [[*words[:2], *words[-4:]] for words in rows] == [
         ["2", "miner-1", "0.25", "because", "of", "miner-1"],
@@ -104,14 +103,15 @@ def test_the_table_shows_the_ended_round(demo: Demo, api: LiveApi) -> None:
 
 
 def test_an_earlier_competition_is_deleted(demo: Demo) -> None:
-    folder = demo.folder
-    files = [folder / "miner-1/state/journal", folder / "cheat.git/HEAD", folder / "port"]
-    for file in (*files, folder / DATABASE, folder / f"{DATABASE}-wal"):
+    names = ("miner-1/state/journal", "cheat.git/HEAD", f"{GUEST}/a", f"{RANKING}/a.db", "port")
+    files = [demo.folder / name for name in names]
+    for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    demo._clear()
-    assert [file.exists() for file in files] == [False, False, True]
-    assert list(folder.glob(f"{DATABASE}*")) == []
+    demo._stop.set()
+    with pytest.raises(Stopped):
+        list(demo.run())
+    assert [file.exists() for file in files] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,6 @@ measuring.MAX_CPU_RUNS = 3
 sys.exit(__main__.main(sys.argv[1:]))
 """
 """Runs the miner with three samples of its target; by default it takes five on a CPU."""
-
-
-def test_the_ranking_s_database_may_lie_in_any_folder(tmp_path: Path) -> None:
-    folder = tmp_path / AWKWARD
-    demo = Demo(folder, 0, inference=False, cheat=False, stop=threading.Event())
-    assert demo.settings.database_url is not None
-    url = make_url(demo.settings.database_url.get_secret_value())
-    assert (url.database, dict(url.query)) == (str(folder / "embedded" / DATABASE), {})
 
 
 @pytest.mark.slow

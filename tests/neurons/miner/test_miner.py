@@ -19,7 +19,7 @@ from neurons.miner.command_line import commands, machine_checks
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
-from neurons.miner.rounds import is_due
+from neurons.miner.standing import is_due
 from neurons.runtime.errors import Held
 from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.process import StateLock

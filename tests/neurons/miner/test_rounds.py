@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from neurons.miner import rounds
+from neurons.miner import standing as rounds
 from neurons.miner.cycle import State, Submission
 from neurons.wire.protocol import Round
 from tests.neurons.miner.parts import draft

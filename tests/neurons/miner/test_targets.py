@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.hardware.gpus import best_target, fits
-from neurons.miner.targets import fitting_targets, targets_here
+from neurons.miner.targets import targets_here
 from neurons.runtime.errors import Held
 from tests.harness.samples import environment
 from tests.neurons.miner.parts import make_settings
@@ -50,4 +50,4 @@ def test_a_target_that_may_fit_is_measured(tmp_path: Path, memory_gib: float) ->
 @pytest.mark.parametrize("changes", [{"fork_scope": "ops"}, {"repo_path": Path("/fork")}])
 def test_the_estimate_is_for_the_published_layer_alone(tmp_path, changes):
     settings = make_settings(tmp_path, **changes)
-    assert fitting_targets((1_000_000,), settings, "a card", 8, "8.9") == (1_000_000,)
+    assert targets_here(1_000_000, on_gpu(8), settings) == (1_000_000,)

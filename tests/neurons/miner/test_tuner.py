@@ -14,9 +14,8 @@ from harness.analysis.ab_compare import BLOCKS
 from harness.measuring.runner import MeasurementError
 from harness.sample import Sample
 from harness.source import source_digest
-from neurons.miner.proposal import Rejected
 from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels
-from neurons.miner.tuner import Tuner
+from neurons.miner.tuner import Rejected, Tuner
 from neurons.runtime.observe import get_logger
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, copy_overlay, overlay_digest
 from tests.harness import samples

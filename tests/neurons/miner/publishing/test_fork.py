@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neurons.miner.publishing.fork import Fork
-from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.publishing.github import open_fork
 from neurons.runtime.errors import Held
 from neurons.runtime.git.command import AUTHOR
 from neurons.runtime.loading import load_settings

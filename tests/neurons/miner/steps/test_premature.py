@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 from neurons.miner.command_line.status import read_status
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
-from neurons.miner.daemon import run_cycle, run_forever
-from neurons.miner.premature import warn_of_early_judgement
+from neurons.miner.daemon import run_cycle, run_forever, warn_at_start
 from neurons.runtime.process import Stopped
 from tests.neurons.fake_validator_api import (
     COMMIT,
@@ -74,7 +73,7 @@ def test_with_commit_reveal_a_premature_commitment_is_revealed(miner, fake_api):
     assert fake_api.count(REVEAL) == 1
     assert fake_api.count(SUBMIT) == 0
     with capture_logs() as logs:
-        warn_of_early_judgement(context)
+        warn_at_start(context)
     assert [row["log_level"] for row in logs] == ["warning"]
 
 

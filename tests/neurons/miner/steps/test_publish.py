@@ -6,6 +6,7 @@ import pytest
 
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
+from neurons.miner.steps.prepare import _publish
 from neurons.runtime.errors import Retry
 from neurons.runtime.git.faults import HostRefused, PrivateFork
 
@@ -23,7 +24,7 @@ def test_a_refusal_of_a_fork_that_worked_before_is_temporary(context, kind, late
     submission = context.journal.latest()[0]
     context.fork.on_verify = refuse(kind)
     with pytest.raises(later):
-        context.publish(submission)
+        _publish(submission, context)
 
 
 def test_a_refusal_of_a_fork_that_never_worked_is_permanent(context):

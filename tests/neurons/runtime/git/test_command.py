@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from neurons.miner.publishing.fork import Fork
-from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.publishing.github import open_fork
 from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.git.command import HardenedGit, Limits
 from neurons.runtime.git.remote import Token
