@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import Identity
-from neurons.wire.body import ENCODING, Body
+from neurons.wire.body import ENCODING, check_encoding, check_size
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.outcomes import ProtocolFault
 from neurons.wire.protocol import QueuedSubmission, Verification
@@ -222,11 +222,10 @@ async def _reply(
     ):
         data = bytearray()
         try:
-            decoder = Body("it", response.headers, REPLY_BYTES)
-            async for raw in cast(httpx.AsyncByteStream, response.stream):
-                for piece in decoder.pieces(raw):
-                    data += piece
-            decoder.end()
+            check_encoding("it", response.headers)
+            async for piece in response.aiter_bytes():
+                data += piece
+                check_size("it", len(data), REPLY_BYTES)
         except ProtocolFault as fault:
             raise _NoAnswer(f"{fault.reason.removeprefix('it ')}.") from None
         return response.status_code, bytes(data)

@@ -19,8 +19,8 @@ from neurons.wire.outcomes import ReadRefused, Refused, ReplyLost, ServerFault, 
 
 REQUESTS_A_MINUTE = 9
 """One less than the documented limit of 10."""
-LIST_BYTES = 2**25
-"""Limit in bytes on a reply that lists all miners' rows, enough for 140,000 open commitments."""
+LIST_BYTES = 2**23
+"""Limit in bytes on a reply that lists all miners' rows, enough for 35,000 open commitments."""
 ROUTE_STATUSES = {404: False, 405: True}
 """What the reply to GET shows of a route that accepts only POST: whether the server has it."""
 QUICK_ATTEMPTS = 3

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,7 +24,7 @@ from neurons.runtime.identity import Identity
 from neurons.runtime.network import client_options, untrusted_certificate
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
-from neurons.wire.body import ENCODING, Body, Each, Reply, parse_lists, parse_reply
+from neurons.wire.body import ENCODING, Each, Reply, check_encoding, check_size, parse_reply
 from neurons.wire.outcomes import (
     ReplyLost,
     Unreachable,
@@ -91,7 +91,7 @@ class Connection:
         identity: signs the headers, which are sent to this host only; None for unsigned calls.
         now: this machine's clock in Unix seconds.
         reply_seconds: limit on the time until a reply begins, and then on the time until it ends.
-        reply_bytes: limit on a reply's decoded body.
+        reply_bytes: limit on a reply's body.
 
     Attributes:
         clock_offset: seconds by which the server's clock is ahead; None before the first reply.
@@ -150,8 +150,8 @@ class Connection:
         Args:
             signed: whether to send the headers with the hotkey and its constant signature.
             bound: whether to sign this whole request, as the API requires of validators.
-            each: reduces each row of the reply's lists, see `parse_lists`.
-            reply_bytes: limit on this reply's decoded body; None for that of the connection.
+            each: replaces each object of the reply, see `parse_reply`.
+            reply_bytes: limit on this reply's body; None for that of the connection.
         """
         headers = dict(self._credentials) if signed else {}
         content = b""
@@ -174,16 +174,13 @@ class Connection:
         try:
             with self._time_limit.within(longest), stream as response:
                 most = reply_bytes or self._reply_bytes if response.is_success else REPLY_BYTES
-                pieces = self._pieces(route, response, most)
                 self._note_clock(response.headers.get("Date"))
-                if each is not None and response.is_success:
-                    return parse_lists(route, pieces, reply, each)
-                data = b"".join(pieces)
+                data = self._body(route, response, most)
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)
         if not response.is_success:
             raise fault_of(route, response.status_code, response.headers, data, self.server_time())
-        return parse_reply(route, data, reply)
+        return parse_reply(route, data, reply, each)
 
     def status_of(self, route: str) -> int:
         """GET a route without credentials and return the reply's status; its body is not read.
@@ -198,16 +195,17 @@ class Connection:
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)
 
-    def _pieces(self, route: str, response: httpx.Response, most: int) -> Iterator[bytes]:
-        """Yield the decoded body within one deadline; httpx's own restarts at every packet."""
+    def _body(self, route: str, response: httpx.Response, most: int) -> bytes:
+        """Return the body, read within one deadline; httpx's own restarts at every packet."""
         deadline = time.monotonic() + self._reply_seconds
-        body = Body(route, response.headers, most)
-        for raw in cast(httpx.SyncByteStream, response.stream):  # httpx decodes without a limit
-            for piece in body.pieces(raw):
-                yield piece
-                if time.monotonic() > deadline:
-                    raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
-        body.end()
+        check_encoding(route, response.headers)
+        data = bytearray()
+        for piece in response.iter_bytes():
+            data += piece
+            check_size(route, len(data), most)
+            if time.monotonic() > deadline:
+                raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
+        return bytes(data)
 
     def server_time(self) -> float:
         """Return Unix seconds by the server's clock; before the first reply, by this machine's."""
