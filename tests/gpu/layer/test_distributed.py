@@ -1,13 +1,22 @@
-"""Training with DistributedDataParallel and FSDP2 gives the results of one process."""
+"""Groups of processes give one process's results: DDP, FSDP2, and one sequence over all ranks."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks.models.processes import in_group
 from benchmarks.models.task import Task
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
 from tests.training_steps import assert_same, take_steps
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -31,3 +40,52 @@ def test_groups_compute_the_steps_of_one_process(way, world, task):
         assert wanted.graphs
         # FSDP2 may gather parameters at other addresses each time, which prevents replays
         assert found.graphs or way == "fsdp"
+
+
+def slice_errors(device, tokens):
+    """Return the errors of a layer over all ranks against one process, the largest of any rank.
+
+    A dictionary by result for a call that saves intermediate results, and one for a call that does
+    not.
+    """
+    from fla.ops.quasar.parallel.context import build_cp_context
+
+    torch.manual_seed(0)
+    layer = QuasarAttention(512, head_dim=64, num_heads=8).to(device)
+    x, dy = torch.randn(2, 1, tokens, 512, device=device).unbind()
+
+    def results(own, context):
+        leaf = x[:, own].clone().requires_grad_()
+        layer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = layer(leaf, cp_context=context)[0]
+        y.backward(dy[:, own].to(y.dtype))
+        grads = {name: p.grad.clone() for name, p in layer.named_parameters()}
+        return {"y": y.detach(), "x": leaf.grad, **grads}
+
+    context = build_cp_context(torch.tensor([0, tokens], device=device), dist.group.WORLD, 4)
+    begin = sum(context.lengths[: dist.get_rank()])
+    own = slice(begin, begin + context.lengths[dist.get_rank()])
+    wanted, errors = results(slice(0, tokens), None), []
+    for keep in ("3072", "0"):
+        os.environ["QUASAR_KEEP_MIB"] = keep
+        found = results(own, context)
+        for name, grad in found.items():
+            if name not in "xy":
+                dist.all_reduce(grad)
+        worst = [
+            relative_rms(result, wanted[name][:, own] if name in "xy" else wanted[name])
+            for name, result in found.items()
+        ]
+        largest = torch.tensor(worst, device=device, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        errors.append(dict(zip(found, largest.tolist(), strict=True)))
+    return errors
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=TWO)])
+@pytest.mark.parametrize("tokens", [8192, 131_172])
+def test_ranks_share_a_sequence(world, tokens):
+    saved, repeated = in_group(world, "cuda", slice_errors, tokens)
+    assert saved == repeated  # the results are equal bit for bit
+    assert max(saved.values()) <= 2e-2, saved

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fla.ops.quasar.layer import autograd, paths
@@ -37,6 +39,13 @@ def unset(monkeypatch):
 )
 def test_the_shapes_decide(call, x, saves):
     assert autograd.saves_results(call, x, WEIGHTS) is saves
+
+
+@pytest.mark.parametrize(("longest", "saves"), [(512, True), (380_000, True), (390_000, False)])
+@pytest.mark.parametrize("own", [0, 512, 380_000])
+def test_all_ranks_decide_by_the_longest_slice(own, longest, saves):
+    rank = SimpleNamespace(place=SimpleNamespace(longest=longest))
+    assert autograd.saves_results(CALL, inputs(own), WEIGHTS, rank) is saves
 
 
 def test_the_limit_is_a_setting(monkeypatch):

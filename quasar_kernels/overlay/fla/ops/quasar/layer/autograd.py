@@ -15,7 +15,7 @@ from fla.ops.quasar import switches, torch_private
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.layer import graphs, paths
 from fla.ops.quasar.layer.backward import BACKWARD, gradients_by_torch, layer_gradients
-from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.call import Call, Results, Weights
 from fla.ops.quasar.layer.forward import is_short, layer_forward, run
 from fla.ops.quasar.layer.graphs import Inputs, launch_or_replay
 from fla.ops.quasar.layer.library import MANY_TOKENS
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SAVED_MIB = 3072
 """Default of QUASAR_KEEP_MIB: 380,000 tokens of 512 channels, 190,000 of 1,024."""
+
+_COUNT = len(Weights._fields)
 
 MAX_WORK = 1 << 34
 """A backward pass with saved results is replayed up to this many tokens times channels squared.
@@ -62,15 +64,16 @@ class LayerFunction(torch.autograd.Function):
         weights = Weights(*tensors)
         # a weak reference, because a layer that stores its output would otherwise never be freed
         ctx.call, ctx.rank, ctx.segments, ctx.owner = call, rank, None, weakref.ref(owner)
-        if rank is None and saves_results(call, x, weights):
-            y, *saved, operator = layer_forward(call, x, weights, save=True)
+        if rank is not None:
+            rank.halo = rank.gather_halo(x)
+        if saves_results(call, x, weights, rank):
+            y, *saved, operator = layer_forward(call, x, weights, save=True, rank=rank)
             ctx.segments = operator.saved.segments
             ctx.save_for_backward(x, *tensors, *saved, operator.o, *operator.saved.tensors())
             return y
         ctx.save_for_backward(x, *tensors)
         if rank is None:
             return run(call, owner, x, weights)
-        rank.halo = rank.gather_halo(x)
         return layer_forward(call, x, weights, rank=rank).y
 
     @staticmethod
@@ -81,10 +84,11 @@ class LayerFunction(torch.autograd.Function):
         call, rank, segments = ctx.call, ctx.rank, ctx.segments
         needed = ctx.needs_input_grad[3:]
         x, *tensors = ctx.saved_tensors
-        weights = Weights(*tensors[: len(Weights._fields)])
+        weights, saved = Weights(*tensors[:_COUNT]), tensors[_COUNT:]
         with torch_private.no_autocast():
             if rank is not None:
-                d_weights, factors = layer_gradients(call, x, weights, None, dy, needed, rank)
+                results = Results.of(saved, segments)
+                d_weights, factors = layer_gradients(call, x, weights, results, dy, needed, rank)
                 dx = product_in(*factors, x.dtype).view(x.shape)
                 rank.add_first_gradients(dx, d_weights)
             elif not paths.supports_kernels(call, x, weights):
@@ -106,7 +110,9 @@ class LayerFunction(torch.autograd.Function):
 _apply = torch_private.apply_of(LayerFunction)
 
 
-def saves_results(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+def saves_results(
+    call: Call, x: torch.Tensor, weights: Weights, rank: RankSlice | None = None
+) -> bool:
     """Return whether a call saves its intermediate results for its backward pass.
 
     It does if kernels compute the call and the results need at most QUASAR_KEEP_MIB (default 3072).
@@ -114,15 +120,18 @@ def saves_results(call: Call, x: torch.Tensor, weights: Weights) -> bool:
     the operator's output. All are counted, although Hopper's kernels save fewer. Short calls that
     may be replayed as CUDA graphs (graphs.py) save nothing, because the next replay overwrites all
     intermediate results. The decision depends only on the call's settings and shapes, so both
-    passes of activation checkpointing save the same.
+    passes of activation checkpointing save the same. On a rank, the longest slice decides, because
+    a backward pass that repeats the forward pass needs the other ranks.
 
     Raises:
         ValueError: QUASAR_KEEP_MIB is not a whole number.
     """
-    if is_short(call, x):
+    if rank is None and is_short(call, x):
         return False
     limit = switches.keep_mib(SAVED_MIB)
     tokens, width = x.numel() // max(1, x.shape[-1]), call.heads * call.head_dim
+    if rank is not None:
+        tokens = rank.place.longest
     size = call.dtype.itemsize
     product = 4 if tokens < MANY_TOKENS else size  # `multiply` keeps few tokens in fp32
     token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)

@@ -17,7 +17,6 @@ from fla.ops.quasar.layer.forward import input_dtype, is_short, layer_forward
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors
 from fla.ops.quasar.layer.products import concatenate_weights, over_tokens, product_in
-from fla.ops.quasar.operator_types import Saved, Scan
 
 if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
@@ -185,10 +184,7 @@ def gradients_by_torch(
 def _compute_backward(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
     call, segments, needed, _ = settings
     x, dy, *others = list[Any]((*inputs, *tensors))
-    weights, saved, results = Weights(*others[:_COUNT]), others[_COUNT:], None
-    if saved:
-        operator = Scan(saved[3], None, Saved.of(saved[4:], segments))
-        results = Results(None, *saved[:3], operator)
+    weights, results = Weights(*others[:_COUNT]), Results.of(others[_COUNT:], segments)
     return layer_gradients(call, x, weights, results, dy, needed)
 
 

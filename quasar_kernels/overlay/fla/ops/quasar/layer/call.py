@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from fla.ops.quasar.operator_types import Scan
+from fla.ops.quasar.operator_types import Saved, Scan
 from fla.ops.quasar.switches import Backend
 
 
@@ -80,6 +81,19 @@ class Results(NamedTuple):
     products: torch.Tensor | None = None
     narrow: torch.Tensor | None = None
     operator: Scan | None = None
+
+    @classmethod
+    def of(cls, saved: Sequence[Any], segments: Any) -> Results | None:
+        """Return the results, without y, that an autograd node saved; None for an empty `saved`.
+
+        Args:
+            saved: `rows`, `products`, `narrow`, the operator's output, and `Saved.tensors`.
+            segments: those of `Saved`.
+        """
+        if not saved:
+            return None
+        rows, products, narrow, o, *tensors = saved
+        return cls(None, rows, products, narrow, Scan(o, None, Saved.of(tensors, segments)))
 
 
 class States(NamedTuple):

@@ -117,7 +117,7 @@ def through_operator(
     if rank is None:
         return path, p, scan_forward(inputs, backend=call.backend)
     rank.replace_first_tokens(call, x, weights, inputs)
-    return path, p, rank.forward(inputs, call.backend)
+    return path, p, rank.forward(inputs, call.backend, save)
 
 
 def _compute_forward(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:

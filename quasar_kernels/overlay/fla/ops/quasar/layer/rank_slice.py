@@ -45,7 +45,7 @@ class RankSlice:
         self._before = taps - 1  # tokens before a token that its convolution reads
         self._halo_rows = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0
         self._first_tokens = min(self._before, self.place.bounds[1]) if self._halo_rows else 0
-        self._G: Any = None  # after `forward`
+        self._G: Any = None  # after `forward` with `save`
         self.halo: Any = None  # [rows, hidden], from `gather_halo` or `exchange_halo`
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
         self.first_gradients: Any = None  # those through the halo, after `take_first_gradients`
@@ -106,10 +106,13 @@ class RankSlice:
             rows = torch.cat([self.halo, x[0, : self._first_tokens]])
             replace_halo_tokens(call, rows, weights, self._halo_rows, scan[:3])
 
-    def forward(self, scan: ScanInputs, backend: Backend) -> Scan:
-        """Run the operator on this rank's slice."""
-        o, self.final, saved, self._G = slice_forward(self.place, scan, True, backend)
-        return Scan(o, None, saved)
+    def forward(self, scan: ScanInputs, backend: Backend, save: bool) -> Scan:
+        """Run the operator on this rank's slice; `save` is whether `backward` follows."""
+        results = slice_forward(self.place, scan, True, backend)
+        self.final = results.final_state
+        if save:
+            self._G = results.later_G(self.place)
+        return Scan(results.o, None, results.saved)
 
     def backward(self, saved: Saved, do: torch.Tensor) -> Gradients:
         """Run the operator's backward pass, after `forward`."""

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar import torch_private
+from fla.ops.quasar.device import is_recorded
 from fla.ops.quasar.layer import paths
 from fla.ops.quasar.layer.autograd import record
 from fla.ops.quasar.layer.call import Call, States, Weights
+from fla.ops.quasar.layer.forward import layer_forward
 from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, launch_or_replay
 from fla.ops.quasar.layer.library import layer_with_states
 from fla.ops.quasar.layer.wrapped import autocast_to, layer_by_modules
@@ -194,7 +196,11 @@ def run_on_rank(
 ) -> tuple[torch.Tensor, QuasarCache | None]:
     """Run on this rank's slice of packed sequences, x `[1, T, hidden_size]`."""
     if weights is not None and paths.supports_kernels(call, x, weights):
-        y = record(call, layer, x, weights, rank)
+        if is_recorded(x, *weights):
+            y = record(call, layer, x, weights, rank)
+        else:
+            rank.halo = rank.gather_halo(x)
+            y = layer_forward(call, x, weights, rank=rank).y
     else:
         rank.exchange_halo(x)
         if weights is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -61,6 +62,24 @@ class CudaSliceGradient:
         self._d_decay = None if g is None else torch.empty_like(self._d_beta)
         self._d_initial = torch.empty_like(initial)
         self._d_states = initial.new_empty(self._cut.segments.total, *initial.shape[1:])
+        tensors = {
+            "q": q, "k": k, "v": v, "d_o": d_o, "dq": self._d_qkv[0], "dk": self._d_qkv[1],
+            "dv": self._d_qkv[2], "checkpoints": self._checkpoints, "beta": self._steps,
+            "initial_state": initial, "d_final": self._d_final, "maps": saved.G,
+            "states": saved.states, "d_states": self._d_states, "d_initial": self._d_initial,
+            "d_beta": self._d_beta, "d_decay": self._d_decay, "table": self._cut.segments.table,
+            "first": self._cut.segments.first,
+        }  # fmt: skip
+        pointers = addresses(*tensors.values())
+        self._pointers = dict(zip(tensors, pointers, strict=True))
+        strides = tuple(x.stride()[:3] for x in (q, k, v, d_o))
+        T, H = v.shape[1:3]
+        group, scale = H // q.shape[2], saved.inputs.scale
+        sizes = T, 0, *itertools.chain(*strides), 0, H, self._parts
+        self._sizes = *sizes, scale, *addresses(g), group
+        self._maps = scan_backward.NO_MAPS
+        if program.on_hopper:
+            self._maps = scan_backward.gradient_maps(v.shape, group, pointers[:8], strides)
 
     def compute_offset(self) -> torch.Tensor:
         """Return the gradient `[H, S, S]` of the state before the slice, given zero after it."""
@@ -128,24 +147,10 @@ class CudaSliceGradient:
 
     def _parameters(self, **changes: torch.Tensor | None) -> Any:
         """Return a launch's parameters; `changes` replace tensors, by their field's name."""
-        q, k, v, _, initial, _, scale, g = self._saved.inputs
-        d_o, (dq, dk, dv), cut = self._d_o, self._d_qkv, self._cut.segments
-        T, H = v.shape[1:3]
-        tensors = {
-            "q": q, "k": k, "v": v, "d_o": d_o, "dq": dq, "dk": dk, "dv": dv,
-            "checkpoints": self._checkpoints, "beta": self._steps, "initial_state": initial,
-            "d_final": self._d_final, "maps": self._saved.G, "states": self._saved.states,
-            "d_states": self._d_states, "d_initial": self._d_initial, "d_beta": self._d_beta,
-            "d_decay": self._d_decay, "table": cut.table, "first": cut.first,
-        }  # fmt: skip
-        pointers = addresses(*(tensors | changes).values())
-        strides = tuple(x.stride()[:3] for x in (q, k, v, d_o))
-        group, maps = H // q.shape[2], scan_backward.NO_MAPS
-        if self._program.on_hopper:
-            maps = scan_backward.gradient_maps(v.shape, group, pointers[:8], strides)
-        sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._parts
-        packed = scan_backward.serialize(*pointers, *sizes, scale, *addresses(g), group)
-        return (ctypes.c_char_p * 2)(packed, maps)
+        changed = zip(changes, addresses(*changes.values()), strict=True)
+        pointers = self._pointers | dict(changed)
+        packed = scan_backward.serialize(*pointers.values(), *self._sizes)
+        return (ctypes.c_char_p * 2)(packed, self._maps)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -170,17 +170,20 @@ class CudaSlice:
         self._stops = None
         if may_stop and self._cut.length >= LONG and self._maps is not None:
             self._stops = steps.new_empty(cut.total * H * (S // PANEL), dtype=torch.int32)
+        self._parameters = scan_forward.launch_parameters(
+            program,
+            self.inputs,
+            cut,
+            (self.o, self.final, self._maps, self._states),
+            (self._stops, self._marked),
+            (0, 1) if may_stop else (0,),
+        )
 
     def compute_map(self) -> torch.Tensor:
         """Run pass 1 and return the packed map (`pack_map`) of the slice's last sequence.
 
         In a second round only the marked heads are computed.
         """
-        results = self.o, self.final, self._maps, self._states
-        stopping = self._stops, self._marked
-        (self._parameters,) = scan_forward.launch_parameters(
-            self._program, self.inputs, self._cut.segments, results, stopping, (self._round,)
-        )
         if not self._round or self._stops is not None:
             self._run_maps()
             self._join_maps()
@@ -198,7 +201,7 @@ class CudaSlice:
             if self._round:  # for heads that other ranks marked
                 self._run_maps()
         sequences, H, S, _ = self._initial.shape
-        parameters, kernels = self._parameters, self._program.kernels
+        parameters, kernels = self._parameters[self._round], self._program.kernels
         if self._maps is not None and (sequences > 1 or self._round):
             kernels["segment_scan"].launch((sequences * H, S // SCAN_COLUMNS), parameters)
         elif self._prefixes is not None:
@@ -232,7 +235,7 @@ class CudaSlice:
     def _run_maps(self) -> None:
         if self._maps is not None:
             kernel = self._program.kernels["segment_map"]
-            kernel.launch(self._grid(), self._parameters)
+            kernel.launch(self._grid(), self._parameters[self._round])
 
     def _grid(self) -> tuple[int, int]:
         H, S = self._initial.shape[1:3]
