@@ -393,7 +393,7 @@ def test_a_cached_list_does_not_stop_the_reveal(
     miner, fake_api, url, monkeypatch, date, ahead, restarts
 ):
     """With the list, its Date may be old; the server may count its blocks from another time."""
-    fake_api.blocks_until_reveal = 100
+    fake_api.blocks_until_reveal = 25
     cache = CachedList(fake_api, ahead)
     clock = SimpleNamespace(monotonic=lambda: cache.seconds)
     monkeypatch.setattr("neurons.miner.standing.time", clock)
@@ -411,7 +411,7 @@ def test_a_cached_list_does_not_stop_the_reveal(
     committed_at = cache.seconds
     done = run_cycle(context)
     assert (done.state, fake_api.hash_mismatches) == (State.VALIDATED, 0)
-    late = fake_api.rows[0]["revealed_at"] - committed_at - 1200.0
+    late = fake_api.rows[0]["revealed_at"] - committed_at - 25 * 12.0
     assert late < 180.0, late
     assert fake_api.count(REVEAL) <= 3
 
