@@ -30,12 +30,12 @@ from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 from harness.terminal import Progress, counted, ends_quietly, printable
 from harness.workload import LENGTHS, WORKLOAD, lengths_for, parse_lengths
-from quasar_kernels.arguments import output_file, positive
+from quasar_kernels.arguments import Parser, output_file, positive
 from quasar_kernels.contract import check_tree
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m harness",
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
         epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
@@ -126,7 +126,7 @@ def _measure(
 
 
 def _schema(words: Sequence[str]) -> int:
-    argparse.ArgumentParser(
+    Parser(
         prog="python -m harness schema", description="Print the JSON schema of a report."
     ).parse_args(words)
     sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")

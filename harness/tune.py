@@ -31,7 +31,7 @@ from harness.measuring.runner import MeasurementError, Options, call, probe
 from harness.measuring.sampler import processes_at_once
 from harness.search import Gpu, Search, Trial, tune
 from harness.terminal import Progress, ends_quietly
-from quasar_kernels.arguments import output_file, positive
+from quasar_kernels.arguments import Parser, output_file, positive
 from quasar_kernels.contract import OVERLAY, copy_overlay, overlay_digest
 
 MAX_IMPORTS = 8
@@ -61,7 +61,7 @@ def earlier_trials(path: Path, new: Trials) -> list[Trial]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; the daemon's AGENT_ITERATIONS and target replace the defaults."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     given = {name: os.environ.get(name, "").lstrip("0") for name in VARIABLES}
     trials, target = (text if text.isdecimal() else VARIABLES[name] for name, text in given.items())
     parser.add_argument(

@@ -1,10 +1,25 @@
-"""Types of arguments that several command lines share."""
+"""The parser of all command lines that use argparse, and types of their arguments."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from pathlib import Path
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, which also suggests the right spelling of an unknown flag."""
+
+    def error(self, message: str) -> NoReturn:
+        known = [flag for action in self._actions for flag in action.option_strings]
+        if message.startswith("unrecognized arguments: "):
+            words = [word.partition("=")[0] for word in message.split() if word.startswith("-")]
+            found = [difflib.get_close_matches(word, known, n=1) for word in words]
+            if any(found):
+                message += f"; did you mean {' '.join(one[0] for one in found if one)}?"
+        super().error(message)
 
 
 def positive(text: str) -> int:

@@ -10,7 +10,6 @@ measured runs.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from benchmarks.report.estimates import Estimates
@@ -18,6 +17,7 @@ from harness.hardware.gpus import GPUS, Gpu, best_target, known, longest, publis
 from harness.hardware.machine import Environment
 from harness.measuring.runner import MeasurementError, probe
 from neurons.wire.rules import weighted_score
+from quasar_kernels.arguments import Parser
 
 SHOWN = (2048, 100_000, 1_000_000)
 """The script prints the estimated speed at these lengths."""
@@ -72,7 +72,7 @@ def describe(machine: Environment, estimates: Estimates) -> list[str]:
 
 def main() -> int:
     """Print this machine's GPU and the table of known ones."""
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    Parser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     estimates = Estimates.load()
     try:
         machine = probe()

@@ -16,7 +16,6 @@ busy machine that did not time it within the limit (UNDECIDED); 130: a signal st
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -45,7 +44,7 @@ from neurons.validator.packages import check_imports
 from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import league_of, weighted_score
-from quasar_kernels.arguments import positive
+from quasar_kernels.arguments import Parser, positive
 from quasar_kernels.contract import check_tree, compiled_files
 
 STOPPED = 130
@@ -165,7 +164,7 @@ def find_sandbox(device: str, stop: threading.Event) -> Sandbox | None:
 @ends_quietly
 def main() -> int:
     """Judge the fork, print the verdict, and return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("fork", nargs="?", help="https address or folder of the fork")
     parser.add_argument("--claim", type=float, help="tokens per second to claim")
     parser.add_argument("--target", type=positive, default=100_000, help="target sequence length")

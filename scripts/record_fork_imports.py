@@ -11,7 +11,6 @@ and the exit status is 1 if they differ.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import subprocess
@@ -19,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from quasar_kernels.arguments import Parser
 from quasar_kernels.contract import FORK_IMPORTS
 
 REPOSITORY = "troy12x/flash-linear-attention"
@@ -90,7 +90,7 @@ def as_json(imports: Imports, commit: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or compare the file; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)

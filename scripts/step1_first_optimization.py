@@ -13,7 +13,6 @@ which shows the noise. The exit status is 0 if these kernels pass the correctnes
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from harness.workload import parse_lengths
 from neurons.miner.tuner import Rejected, copy_fork
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.settings import Settings
-from quasar_kernels.arguments import output_file
+from quasar_kernels.arguments import Parser, output_file
 from quasar_kernels.contract import LAYER_FILE, OVERLAY
 
 PUBLIC_FORK = Path("state/public-fork")
@@ -79,7 +78,7 @@ def main(
 ) -> int:
     """Set up, compare, and write the table and the plot; return the exit status."""
     upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--skip-setup", action="store_true", help="DIR already contains the fork")
     present = GUIDE_FORK if GUIDE_FORK.is_dir() else None
     parser.add_argument("--fork", type=Path, metavar="DIR", help=f"the clone ({PUBLIC_FORK})")

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.engine.limits import missed
 from benchmarks.engine.results import ROOT, Run, write
+from quasar_kernels.arguments import Parser
 
 _START = time.perf_counter()
 
@@ -30,7 +31,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(f"python -m benchmarks {name}", description=description)
+    parser = Parser(f"python -m benchmarks {name}", description=description)
     parser.add_argument("--out", type=Path, help="file for the results")
     parser.add_argument("--commit", help="this project's commit, if this is not a checkout")
     if hasattr(case, "options"):

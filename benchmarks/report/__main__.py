@@ -8,12 +8,12 @@ Missed limits, failed tests and findings of the sanitizer stop nothing: the docu
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from statistics import median
 
 from benchmarks.report import cards, kernels, layer, models, parallel, recall, rivals
 from benchmarks.report.documents import page, update
+from quasar_kernels.arguments import Parser
 
 
 def documents() -> dict[Path, str]:
@@ -25,7 +25,7 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     update(documents(), check=parser.parse_args().check)
 

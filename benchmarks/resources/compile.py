@@ -19,7 +19,6 @@ compilers' versions and this program (cache.py), so that an unchanged kernel is 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import multiprocessing
@@ -42,6 +41,7 @@ from benchmarks.resources import cache
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.cubin import output, resource_usage
 from benchmarks.resources.table import NO_KERNEL, ROWS, Compiled, Resources, Table
+from quasar_kernels.arguments import Parser
 from quasar_kernels.blocks.triton_segments.specs import block_specs
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import (
@@ -310,7 +310,7 @@ def check(table: Table, archs: Sequence[int], match: str, quick: bool) -> bool:
 
 def main() -> int:
     """Compile, print the table, check or write it, and return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
     part.add_argument("--quick", action="store_true", help="omit similar GPUs, as CI does")

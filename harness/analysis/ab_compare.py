@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import subprocess
@@ -33,7 +32,7 @@ from harness.measuring.trees import whole_tree
 from harness.sample import Correctness
 from harness.terminal import Progress
 from harness.workload import WORKLOAD, parse_lengths
-from quasar_kernels.arguments import output_file
+from quasar_kernels.arguments import Parser, output_file
 from quasar_kernels.line_plot import GREEN, GREY, Line, line_plot
 
 BLOCKS = 7
@@ -154,7 +153,7 @@ def checked_out(name: str, repository: Path) -> Iterator[Path]:
 
 def main(argv: Sequence[str]) -> int:
     """Compare two trees and print a line for each length; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m harness compare",
         description="Time two trees, A and B, in blocks of A, B and A again in random order. "
         "A difference is reported only if it exceeds that between A and A again.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
+
+from quasar_kernels.arguments import Parser
 
 SMALL: dict[str, Any] = {
     "vocab_size": 512,
@@ -38,6 +39,6 @@ def make_model(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make a small Qwen2 of random weights.")
+    parser = Parser(description="Make a small Qwen2 of random weights.")
     parser.add_argument("folder", type=Path, help="where its files are written")
     make_model(parser.parse_args().folder)

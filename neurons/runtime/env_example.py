@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from neurons.runtime.settings import GROUPS, Settings
 from neurons.runtime.values import PROJECT, form_of
+from quasar_kernels.arguments import Parser
 
 EXAMPLE = PROJECT / ".env.example"
 
@@ -60,5 +60,5 @@ def _default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    Parser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     EXAMPLE.write_text(render(), encoding="utf-8")

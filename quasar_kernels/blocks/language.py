@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from fla.ops.quasar.parallel.context import build_cp_context
 from torch import Tensor, nn
 
-from quasar_kernels.arguments import positive
+from quasar_kernels.arguments import Parser, positive
 from quasar_kernels.blocks import MIXERS, BlockState, HybridBlock
 from quasar_kernels.blocks.recorded import RecordedStep
 
@@ -172,7 +172,7 @@ class Training:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m quasar_kernels.blocks.language")
+    parser = Parser("python -m quasar_kernels.blocks.language")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train on a file, or resume from the checkpoint")
     train.add_argument("--text", type=Path, required=True, help="any file; its bytes are tokens")

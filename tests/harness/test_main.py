@@ -81,6 +81,8 @@ def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "--tree is required"),
         (["no-such"], "there is no command 'no-such'; give one of schema, compare"),
         (["comapre"], "there is no command 'comapre'; did you mean 'compare'?"),
+        (["--tree", ".", "--lenghts=512", "x"], "--lenghts=512 x; did you mean --lengths?"),
+        (["compare", ".", ".", "--pairz", "5"], "did you mean --pairs?"),
         (["--tree", ".", "--lengths", "512,x"], "512,x"),
         (["--tree", ".", "--runs", "0"], "'0'"),
         # named before a measurement, whose result would be lost

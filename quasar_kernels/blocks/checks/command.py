@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quasar_kernels.arguments import positive
+from quasar_kernels.arguments import Parser, positive
 from quasar_kernels.blocks import MIXERS
 from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict, worst
 
@@ -29,7 +29,7 @@ class ModelError(ValueError):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m harness gates",
         description="Check a model: kernels (G0), forward pass (G1), initial entropy (G2), "
         "a mini-training (G3), and the balance of its branches (G4).",
