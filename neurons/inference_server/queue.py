@@ -154,10 +154,17 @@ class Decoding:
                 request.prompt,
                 request.gen_len,
                 request.logits_at_step,
-                lambda: job.cancelled.is_set() or self.done.is_set(),
+                lambda: job.cancelled.is_set() or self.done.is_set() or self._yields(job),
             )
         except Exception as error:  # such as out of memory; it ends only this request
-            if not job.cancelled.is_set():
+            if self._yields(job) and isinstance(error, InterruptedError):
+                with self._changed:
+                    self._jobs.append(job)  # it begins again after the validator's
+            elif not job.cancelled.is_set():
                 job.answer.set_exception(error)
         else:
             job.answer.set_result(answer)
+
+    def _yields(self, job: Job) -> bool:
+        """Return whether a validator's job, whose validator waits only minutes, goes first."""
+        return not job.reserved and any(one.reserved for one in self._jobs)

@@ -22,6 +22,10 @@ FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 """Seconds before an evaluation is repeated after a fault of this machine or the network. The pause
 doubles with each fault."""
 
+BEGUN_SECONDS = 600.0
+"""What a running evaluation counts for. It remains if the validator crashes, and keeps one client's
+new hotkeys from getting several GPUs at once."""
+
 SPENT_SECONDS = ROUND_HOURS * 3600.0
 """Seconds after which the time spent on a hotkey no longer counts."""
 
@@ -120,6 +124,7 @@ class Attempts:
 
     def begin(self, submission: QueuedSubmission) -> None:
         self._write(submission, running=1)
+        self.record_time(submission, BEGUN_SECONDS)
 
     def stop(self, submission: QueuedSubmission) -> None:
         """Record that a stop ended the evaluation; this does not count as a failure."""
@@ -134,10 +139,11 @@ class Attempts:
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        """Store a verdict until it is written to the API."""
+        """Store a verdict until it is written to the API; from now on faults are the logits'."""
         self._write(
             submission,
             running=0,
+            faults=0,
             reason=verdict.reason,
             score=verdict.score,
             actual=verdict.actual,
@@ -167,20 +173,21 @@ class Attempts:
     def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, float, str, int]:
         """Return the sort key of the queue.
 
-        Submissions that failed least often come first. Among these, the client on which the least
-        time was spent comes first, then its hotkey: slow submissions cannot delay those of others,
-        not even from many new hotkeys of one client. The last criterion is the age.
+        The client on which the least time was spent comes first, then its hotkey: slow submissions
+        cannot delay those of others, not even from many new hotkeys of one client. Among a hotkey's
+        submissions, those that failed least often come first, then the oldest.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"
         client, hotkey = (
             self._database.execute(query, [key]).fetchone()[0] for key in _payers(submission)
         )
-        return known.deaths + known.faults, client, hotkey, *age(submission)
+        return client, hotkey, known.deaths + known.faults, *age(submission)
 
     def is_due(self, submission: QueuedSubmission) -> bool:
-        known = self.of(submission)
-        return not known.skipped and known.due <= self._clock()
+        known, now = self.of(submission), self._clock()
+        clock_went_back = known.due > now + MAX_PAUSE
+        return not known.skipped and (known.due <= now or clock_went_back)
 
     def _name(self, submission: QueuedSubmission) -> str:
         parts = (self._api_url, submission.id, submission.commit_hash, submission.created_at)

@@ -22,7 +22,7 @@ from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
-from neurons.validator.attempts import Attempts, age
+from neurons.validator.attempts import BEGUN_SECONDS, Attempts, age
 from neurons.validator.evaluate import Evaluator, FaultyMachine
 from neurons.validator.logits import LogitVerifier
 from neurons.validator.verdict import Verdict, refute
@@ -130,7 +130,7 @@ class Validator:
             log.info("no submission is due", queued=len(self._queue), judged=self._begun)
 
     def run_once(self) -> None:
-        """Judge the submissions in the queue; those that failed before come last.
+        """Judge the submissions in the queue.
 
         After each submission, finalize finished rounds and set weights, because a busy queue may
         never become empty. Raises ApiFault if the API does not answer, and a ConfigError if it does
@@ -225,7 +225,7 @@ class Validator:
         pause = POLL_SECONDS if self._free else None
         for future in wait(self._running, pause, FIRST_COMPLETED).done:
             evaluation = self._running.pop(future)
-            self._attempts.record_time(evaluation.submission, evaluation.seconds)
+            self._record_time(evaluation)
             if isinstance(future.exception(), FaultyMachine) and (self._free or self._running):
                 log.error("this GPU is not used until the queue is judged", **evaluation.details)
             else:
@@ -269,11 +269,16 @@ class Validator:
         if self._running:
             self._stop.set()
         for future, evaluation in self._running.items():
-            if future.exception() is None:
+            error = future.exception()  # waits for its end
+            self._record_time(evaluation)
+            if error is None:
                 self._attempts.conclude(evaluation.submission, future.result())
             else:
                 self._attempts.stop(evaluation.submission)
         self._running.clear()
+
+    def _record_time(self, evaluation: Evaluation) -> None:
+        self._attempts.record_time(evaluation.submission, evaluation.seconds - BEGUN_SECONDS)
 
     def _set_weights(self) -> None:
         if self._weights is not None:

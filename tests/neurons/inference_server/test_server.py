@@ -346,6 +346,28 @@ def test_a_client_with_many_requests_does_not_block_validators() -> None:
     assert [decoding._take() for _ in range(3)] == [b, a2, a3]  # clients take turns
 
 
+def test_a_validators_request_interrupts_a_long_one() -> None:
+    """Otherwise a client keeps validators waiting with requests of the longest prompt and reply."""
+    order = []
+
+    class Long(Slow):
+        def generate(self, prompt, new_tokens, capture_at=None, cancelled=bool):
+            order.append(prompt[0])
+            if order == [1]:
+                super().generate(prompt, new_tokens, capture_at, cancelled)
+            return Generation(list(prompt), None, 0.0, 0.0)
+
+    decoder = Long()
+    decoding = Decoding(lambda: decoder, 16)
+    decoding.start()
+    long = decoding.put(InferenceRequest(prompt=[1], gen_len=1), "a")
+    assert decoder.begun.wait(HANG)
+    short = decoding.put(InferenceRequest(prompt=[2], gen_len=1), "v", reserved=True)
+    assert [one.answer.result(HANG).tokens for one in (short, long)] == [[2], [1]]
+    assert order == [1, 2, 1]
+    decoding.stop()
+
+
 def test_the_memory_of_served_clients_is_bounded() -> None:
     decoding, request = Decoding(Slow, 16), InferenceRequest(prompt=[1], gen_len=1)
     for number in range(REMEMBERED + 5):

@@ -115,10 +115,10 @@ def test_slow_forks_do_not_starve_other_hotkeys(api: LiveApi, bench: Benches) ->
     assert answers.judged == [slow[0], honest, *slow[1:]]
     attempts = loop.start()._attempts
     row = queued(99, greedy.hotkey, f"hotkey {greedy.hotkey}")  # as the API names the client
-    assert attempts.queue_key(row)[1:3] == (3 * 1600.0,) * 2  # survives a restart
+    assert attempts.queue_key(row)[:2] == (3 * 1600.0,) * 2  # survives a restart
     loop.now += 49 * 3600
     attempts.record_time(row, 1.0)
-    assert attempts.queue_key(row)[1:3] == (1.0, 1.0)
+    assert attempts.queue_key(row)[:2] == (1.0, 1.0)
 
 
 def queued(number: int, hotkey: str, address: str | None = None) -> QueuedSubmission:
@@ -131,17 +131,45 @@ def queued(number: int, hotkey: str, address: str | None = None) -> QueuedSubmis
     )
 
 
-def test_new_hotkeys_of_one_client_do_not_delay_others(tmp_path: Path) -> None:
-    """Each slow fork comes from a new hotkey, on which no time was spent."""
+@pytest.mark.parametrize("postponed", [False, True])
+def test_new_hotkeys_of_one_client_do_not_delay_others(tmp_path: Path, postponed: bool) -> None:
+    """Each slow fork comes from a new hotkey, on which no time was spent and which never failed."""
     attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
     honest = queued(59, "honest", "198.51.100.7")
     attempts.record_time(queued(1, "honest", "198.51.100.7"), 100.0)
+    if postponed:
+        attempts.postpone(honest, "the network failed")
     judged = []
     for number in range(2, 58):
         slow = queued(number, f"new {number}", "203.0.113.9")
         judged.append(min((honest, slow), key=attempts.queue_key).miner_hotkey)
         attempts.record_time(slow, 600.0)
     assert judged == ["new 2", *["honest"] * 55]
+
+
+def test_a_client_pays_while_its_fork_runs_and_for_crashes(tmp_path: Path) -> None:
+    """Else new hotkeys of one client get all GPUs at once, or crash the validator for nothing."""
+    honest, first, second = (
+        queued(number, f"{number}", address)
+        for number, address in ((9, "198.51.100.7"), (1, "203.0.113.9"), (2, "203.0.113.9"))
+    )
+    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
+    attempts.record_time(honest, 100.0)
+    attempts.begin(first)
+    assert min(honest, second, key=attempts.queue_key) is honest
+    attempts.close()  # as a crash leaves it
+    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
+    assert min(honest, second, key=attempts.queue_key) is honest
+
+
+def test_a_clock_that_goes_back_delays_no_submission(tmp_path: Path) -> None:
+    now = [1e9]
+    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1", lambda: now[0])
+    attempts.postpone(row := queued(1, "honest"), "the network failed")
+    now[0] -= 30.0
+    assert not attempts.is_due(row)
+    now[0] -= 86400.0
+    assert attempts.is_due(row)
 
 
 def test_every_fourth_choice_goes_by_age(api: LiveApi, bench: Benches) -> None:
@@ -240,6 +268,27 @@ def test_only_compared_logits_count_as_a_failure(api, bench, answered):
     assert status == (403 if answered else 200)
 
 
+def test_faults_before_the_verdict_do_not_make_a_busy_inference_server_fail(api, bench):
+    evaluation: Any = Judge(s1=Postponed("no GPU today"))
+    evaluation.lock, finals = SharedLock(), []
+    loop = bench(evaluation)
+
+    class Busy:
+        def verify(self, submission: QueuedSubmission, *, final: bool) -> Comparison:
+            finals.append(final)
+            raise Postponed("The miner's inference server answered with status 503.")
+
+    api.submit(ALICE, 10.0)
+    for poll in range(14):
+        if poll == 7:
+            evaluation.answers.clear()
+        validator = loop.start()
+        validator._logits = Busy()
+        validator.run_once()
+        loop.now += 3601
+    assert finals == [False] * 6 + [True]
+
+
 def test_a_miner_pays_for_the_time_that_its_inference_server_takes(api, bench):
     """Every evaluation waits for the comparison, so slow servers must not be free."""
     evaluation: Any = Judge()
@@ -255,7 +304,7 @@ def test_a_miner_pays_for_the_time_that_its_inference_server_takes(api, bench):
     api.submit(ALICE, 10.0)
     validator.run_once()
     row = queued(99, ALICE.hotkey, f"hotkey {ALICE.hotkey}")
-    assert validator._attempts.queue_key(row)[1:3] == (500.0, 500.0)
+    assert validator._attempts.queue_key(row)[:2] == (500.0, 500.0)
 
 
 def test_the_fifth_failure_bans_the_client_and_drops_its_queue(api, bench):
