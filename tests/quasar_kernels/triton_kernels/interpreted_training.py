@@ -14,6 +14,9 @@ from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer import gradients as layer_grads
 from fla.ops.quasar.layer import graphs, paths
 from fla.ops.quasar.layer import kernels as layer_kernels
+from fla.ops.quasar.layer.rank_slice import RankSlice
+from fla.ops.quasar.layer.wrapped import plain_weights
+from fla.ops.quasar.parallel.context import SequenceContext
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,6 +64,38 @@ def test_gradients_of_the_convolution(R, N, kind, parts, dtype):
     assert relative_rms(gradients[0], leaves[1].grad) <= 1e-6
     if bias is not None:
         assert relative_rms(gradients[1], leaves[2].grad) <= 1e-6
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 9])  # of a slice, after 5 of an earlier rank
+def test_gradients_of_a_slice_s_first_tokens_pass_through_the_halo(monkeypatch, tokens):
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
+    monkeypatch.setattr(distributed, "get_world_size", lambda *_: 2)
+    bounds = torch.tensor([0, tokens])
+    context = SequenceContext("group", bounds, bounds, (5, tokens), 1, 0, 5)
+    rank = RankSlice(context, tokens, taps=4)
+    layer = QuasarAttention(D, S, H)
+    x, dys = torch.randn(1, 5 + tokens, D), torch.randn(3, 1, tokens, H, S)
+    weights = plain_weights(layer)
+    projections, (taps, _) = torch.cat(weights[:3]).detach(), weights.joined_taps()
+    rank.halo = x[0, 2:5]
+    leaves = [each.detach().double().requires_grad_() for each in (x[0], projections, taps)]
+    y = layer_kernels.conv_silu_torch(leaves[0] @ leaves[1].T, leaves[2], None, None)
+    y[5:].backward(torch.cat([*dys.double().flatten(3)], -1)[0])
+
+    products = x[0, 5:] @ projections.T
+    d_products = torch.empty_like(products)
+    with torch.no_grad():
+        rank.take_first_gradients(x[:, 5:], projections, weights, dys)
+        d_taps, d_shift = layer_grads.launch_conv_silu_grad(
+            products, taps, None, None, tuple(d.view(tokens, H * S) for d in dys), d_products
+        )
+        rank.add_first_gradients(d_products, d_taps, d_shift)
+        d_projections = d_products.T @ x[0, 5:]
+        rank.add_halo_projections(d_projections)
+    dx = torch.cat([rank._d_halo, d_products @ projections])
+    for found, leaf in zip((dx, d_projections, d_taps), leaves, strict=True):
+        wanted = leaf.grad[2:] if found is dx else leaf.grad
+        assert torch.allclose(found.double(), wanted, atol=1e-5), (found, wanted)
 
 
 @pytest.mark.parametrize(

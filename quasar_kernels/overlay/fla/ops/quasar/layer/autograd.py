@@ -90,7 +90,7 @@ class LayerFunction(torch.autograd.Function):
                 results = Results.of(saved, segments)
                 d_weights, factors = layer_gradients(call, x, weights, results, dy, needed, rank)
                 dx = product_in(*factors, x.dtype).view(x.shape)
-                rank.add_first_gradients(dx, d_weights)
+                rank.exchange_halo_gradients(dx)
             elif not paths.supports_kernels(call, x, weights):
                 dx, d_weights = gradients_by_torch(call, x, weights, dy, needed)
             else:

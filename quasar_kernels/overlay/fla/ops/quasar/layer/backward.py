@@ -41,8 +41,8 @@ def layer_gradients(
     Args:
         results: the intermediate results of the forward pass; None recomputes them.
         needed: whether the gradients of x and of each weight are needed.
-        rank: as in `layer_forward`. This function calls its `take_first_gradients`; the caller then
-            calls `add_first_gradients`.
+        rank: as in `layer_forward`. The caller must add the gradients of later ranks' halos to x's
+            by `exchange_halo_gradients`.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
@@ -69,7 +69,7 @@ def layer_gradients(
         *d_qkv, d_beta, _, _ = scan_backward(saved, do, backend=call.backend)
     else:
         *d_qkv, d_beta, _, _ = rank.backward(saved, do)
-        rank.take_first_gradients(call, x, weights, d_qkv)
+        rank.take_first_gradients(x, projections[:channels], weights, d_qkv)
     del do, saved
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
@@ -87,9 +87,14 @@ def layer_gradients(
         d_products[:, :channels],
     )
     del products, d_qkv
+    if rank is not None:
+        rank.add_first_gradients(d_products, d_taps, d_shift)
     d_projections = [None] * 4
     if any(needed[1:5]):
-        d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
+        d_all = over_tokens(d_products, rows)
+        if rank is not None:
+            rank.add_halo_projections(d_all)
+        d_projections = d_all.split([H * S] * 3 + [S])
     d_up, d_bias, d_norm, d_out = output_stage
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     gradients = [

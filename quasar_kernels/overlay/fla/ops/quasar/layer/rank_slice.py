@@ -15,7 +15,9 @@ import torch.nn.functional as F
 
 from fla.ops.quasar.device import once_differentiable
 from fla.ops.quasar.layer.call import Call, Weights
-from fla.ops.quasar.layer.first_tokens import project_rows, replace_halo_tokens
+from fla.ops.quasar.layer.first_tokens import replace_halo_tokens
+from fla.ops.quasar.layer.gradients import launch_conv_silu_grad
+from fla.ops.quasar.layer.products import product_in
 from fla.ops.quasar.parallel.chunks import slice_backward, slice_forward
 from fla.ops.quasar.parallel.context import Place, place_of
 from fla.ops.quasar.parallel.exchange import gather
@@ -48,7 +50,9 @@ class RankSlice:
         self._G: Any = None  # after `forward` with `save`
         self.halo: Any = None  # [rows, hidden], from `gather_halo` or `exchange_halo`
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
-        self.first_gradients: Any = None  # those through the halo, after `take_first_gradients`
+        # after `take_first_gradients`: rows of the halo and the first inputs, and their gradients
+        self._first: Any = None
+        self._d_halo: Any = None  # [rows, hidden]
 
     def gather_halo(self, x: torch.Tensor) -> torch.Tensor:
         """Return the inputs `[rows, hidden]` before x `[1, T, hidden]` of x's first sequence.
@@ -119,43 +123,58 @@ class RankSlice:
         return slice_backward(self.place, saved, self._G, do, None)
 
     def take_first_gradients(
-        self, call: Call, x: torch.Tensor, weights: Weights, d_qkv: Sequence[torch.Tensor]
+        self,
+        x: torch.Tensor,
+        projections: torch.Tensor,
+        weights: Weights,
+        d_qkv: Sequence[torch.Tensor],
     ) -> None:
-        """Remove the first tokens' gradients from `d_qkv` and propagate them with the halo.
+        """Propagate the first tokens' gradients of `d_qkv` with the halo, and set them to zero.
 
-        `first_gradients` becomes those of the halo `[rows, hidden]`, of the first inputs, and of
-        the weights.
-        """
-        if not self._first_tokens:
-            self.first_gradients = self.halo, x[0, :0], [None] * len(weights)
-            return
-        d_first_qkv = [d[0, : self._first_tokens].flatten(1).clone() for d in d_qkv]
-        for d in d_qkv:
-            d[0, : self._first_tokens] = 0
-        with torch.enable_grad():
-            rows = torch.cat([self.halo, x[0, : self._first_tokens]]).detach().requires_grad_()
-            leaves = Weights(*(w if w is None else w.detach().requires_grad_() for w in weights))
-            first_qkv = project_rows(call, rows, leaves)[-self._first_tokens :].chunk(3, dim=1)
-        present = [rows, *(w for w in leaves if w is not None)]
-        d_rows, *d_present = torch.autograd.grad(first_qkv, present, d_first_qkv, allow_unused=True)
-        remaining = iter(d_present)
-        d_weights = [None if w is None else next(remaining) for w in leaves]
-        self.first_gradients = *d_rows.split([self._halo_rows, self._first_tokens]), d_weights
-
-    def add_first_gradients(self, dx: torch.Tensor, d_weights: list[torch.Tensor | None]) -> None:
-        """Add the gradients that pass through the halo; all ranks must call it.
+        The other methods then add the results.
 
         Args:
-            dx: `[1, T, hidden]`, changed in place.
-            d_weights: in the order of `Weights`, None for those not needed; entries are replaced.
+            x: `[1, T, hidden]`, the slice's inputs.
+            projections: `[3 H S, hidden]`, of q, k and v, in the products' dtype.
+            weights: the layer's.
+            d_qkv: three tensors `[1, T, H, S]`.
         """
-        d_halo, d_first, d_first_weights = self.first_gradients
-        dx[0, : d_first.shape[0]] += d_first
-        returned = self.return_halo(d_halo)
+        self._d_halo = torch.zeros_like(self.halo)
+        if not self._first_tokens:
+            return
+        rows = torch.cat([self.halo, x[0, : self._first_tokens]]).to(projections.dtype)
+        products = F.linear(rows, projections)
+        d_first = [d[0, : self._first_tokens].flatten(1) for d in d_qkv]
+        d_first = [F.pad(d, (0, 0, self._halo_rows, 0)) for d in d_first]
+        for d in d_qkv:
+            d[0, : self._first_tokens] = 0
+        d_products = torch.empty_like(products)
+        d_conv = launch_conv_silu_grad(
+            products, *weights.joined_taps(), None, tuple(d_first), d_products
+        )
+        self._d_halo = product_in(d_products[: self._halo_rows], projections, x.dtype)
+        self._first = rows, d_products, *d_conv
+
+    def add_first_gradients(
+        self, d_products: torch.Tensor, d_taps: torch.Tensor, d_shift: torch.Tensor
+    ) -> None:
+        """Add the first tokens' gradients to those of the products and of the convolution."""
+        if self._first_tokens:
+            _, d_first, *d_conv = self._first
+            d_products[: self._first_tokens, : d_first.shape[1]] += d_first[self._halo_rows :]
+            d_taps += d_conv[0]
+            d_shift += d_conv[1]
+
+    def add_halo_projections(self, d_projections: torch.Tensor) -> None:
+        """Add the halo's part to the projections' gradient `[at least 3 H S, hidden]`."""
+        if self._first_tokens:
+            rows, d_first = (each[: self._halo_rows].float() for each in self._first[:2])
+            d_projections[: d_first.shape[1]].addmm_(d_first.t(), rows)
+
+    def exchange_halo_gradients(self, dx: torch.Tensor) -> None:
+        """Add to dx `[1, T, hidden]` what later ranks' halos return; all ranks must call it."""
+        returned = self.return_halo(self._d_halo)
         dx[0, dx.shape[1] - returned.shape[0] :] += returned
-        for n, (d, more) in enumerate(zip(d_weights, d_first_weights, strict=True)):
-            if d is not None and more is not None:
-                d_weights[n] = d + more
 
 
 class HaloFunction(torch.autograd.Function):
