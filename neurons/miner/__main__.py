@@ -28,7 +28,7 @@ from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
 from neurons.miner.alerts import Alerts
 from neurons.miner.alerts import ways as alert_ways
 from neurons.miner.api_address import absent
-from neurons.miner.command_line import backup, commands, help
+from neurons.miner.command_line import backup, commands, options
 from neurons.miner.command_line.backup import require_no_lost_journal
 from neurons.miner.command_line.bench import bench
 from neurons.miner.command_line.commands import echo, log_file, read_settings
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     observe.configure()
     earlier = os.umask(0o077)  # also for SQLite's files; the units of systemd set the same
     try:
-        return run_command(cli, help.SCRIPT, arguments)
+        return run_command(cli, options.SCRIPT, arguments)
     except ConfigError as error:
         echo(str(error), sys.stderr)
         return EX_CONFIG
@@ -249,9 +249,9 @@ _COMMANDS: dict[str, Callable[..., int]] = {
     "abandon": commands.abandon,
     "backup": backup.backup,
     "restore": backup.restore,
-    "help": help.explain,
-    "version": help.show_version,
-    "completion": help.completion,
+    "help": options.explain,
+    "version": options.show_version,
+    "completion": options.completion,
 }
 for _name, _command in _COMMANDS.items():
     add_command(cli, _name, _command)

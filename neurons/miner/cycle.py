@@ -51,19 +51,6 @@ class State(str, Enum):
     HELD = "HELD"  # as FAILED with long pauses; some faults wait for `release` or `abandon`
 
 
-class Step(str, Enum):
-    """A step of the daemon; each but RESUME is one module of `neurons.miner.steps`."""
-
-    PUBLISH = "publish"
-    MEASURE = "measure"
-    CLAIM = "claim"
-    COMMIT = "commit"
-    SUBMIT = "submit"
-    REVEAL = "reveal"
-    FOLLOW = "follow"
-    RESUME = "resume"
-
-
 VERDICTS = frozenset(
     {State.VALIDATED, State.RANKED, State.REJECTED, State.UNRANKED, State.PREMATURE}
 )
@@ -98,17 +85,6 @@ _REQUIRED: dict[State, tuple[str, ...]] = {
     State.COMMITTED: ("submission_id", "reveal_block"),
     State.SUBMITTING: ("round_id",),
     State.REVEALED: ("submission_id",),
-}
-_STEPS: dict[State, Step] = {
-    State.NEW: Step.PUBLISH,
-    State.PUBLISHED: Step.MEASURE,
-    State.MEASURED: Step.CLAIM,
-    State.COMMITTING: Step.COMMIT,
-    State.COMMITTED: Step.REVEAL,
-    State.SUBMITTING: Step.SUBMIT,
-    State.REVEALING: Step.REVEAL,
-    State.REVEALED: Step.FOLLOW,
-    State.FAILED: Step.RESUME,
 }
 
 
@@ -204,13 +180,6 @@ class Submission:
     def position(self) -> State:
         """The present state; for FAILED and HELD, the state to resume if there is one."""
         return self.resume_state or self.state
-
-
-def next_step(submission: Submission) -> Step | None:
-    """Return the next step; None if the submission is closed or HELD."""
-    if submission.state is State.CLAIMED:
-        return Step.SUBMIT if submission.mode == "direct" else Step.COMMIT
-    return _STEPS.get(submission.state)
 
 
 def advance(submission: Submission, state: State, now: float, **changes: Any) -> Submission:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from neurons.miner import cycle, selection
 from neurons.miner.api_address import absent, follow_api, is_absent, require_competition
 from neurons.miner.context import PATIENCE, Context
-from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
+from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.miner.journal import Journal, StaleSubmission
 from neurons.miner.recorder import progress_of
 from neurons.miner.standing import is_due
@@ -23,15 +23,19 @@ from neurons.wire.outcomes import NotOnSubnet
 
 Result = TypeVar("Result")
 
-STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
-    Step.PUBLISH: prepare.publish,
-    Step.MEASURE: prepare.measure,
-    Step.CLAIM: prepare.claim,
-    Step.COMMIT: commit.run,
-    Step.SUBMIT: submit.run,
-    Step.REVEAL: reveal.run,
-    Step.FOLLOW: follow.run,
+StepFunction = Callable[[Submission, Context], Submission]
+
+STEPS: dict[State, tuple[str, StepFunction]] = {
+    State.NEW: ("publish", prepare.publish),
+    State.PUBLISHED: ("measure", prepare.measure),
+    State.MEASURED: ("claim", prepare.claim),
+    State.COMMITTING: ("commit", commit.run),
+    State.COMMITTED: ("reveal", reveal.run),
+    State.SUBMITTING: ("submit", submit.run),
+    State.REVEALING: ("reveal", reveal.run),
+    State.REVEALED: ("follow", follow.run),
 }
+"""The name and the function of the step that starts in each state, except CLAIMED."""
 MIN_INTERVAL_SECONDS = 1.0
 REMIND_SECONDS = 3600.0
 
@@ -139,10 +143,9 @@ def _drive(submission: Submission, context: Context) -> Submission:
 
     def advance() -> Submission:
         present = context.journal.get(key)  # a full disk may have interrupted the step half-way
-        step = cycle.next_step(present)
-        return present if step is None else _run_step(step, present, context)
+        return _run_step(present, context) if has_step(present) else present
 
-    while cycle.next_step(submission) is not None and not context.stop.is_set():
+    while has_step(submission) and not context.stop.is_set():
         try:
             submission = _despite_faults(context, advance)
         except Stopped:
@@ -178,9 +181,18 @@ def _pause(context: Context, failures: int, reason: str) -> None:
     context.wait(seconds)
 
 
-def _run_step(step: Step, submission: Submission, context: Context) -> Submission:
-    if step is Step.RESUME:
+def has_step(submission: Submission) -> bool:
+    """Return whether there is a next step: not if the submission is closed or HELD."""
+    return not (submission.closed or submission.state is State.HELD)
+
+
+def _run_step(submission: Submission, context: Context) -> Submission:
+    if submission.state is State.FAILED:
         return _resume(submission, context)
+    state = submission.state
+    if state is State.CLAIMED:
+        state = State.SUBMITTING if submission.mode == "direct" else State.COMMITTING
+    name, run = STEPS[state]
     try:
         submission = follow_api(submission, context)
         if submission.state in (State.NEW, State.CLAIMED):
@@ -188,13 +200,13 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
         quiet = context.quiet_seconds
         with heartbeat(
             context.log,
-            step.value,
+            name,
             first=min(FIRST_SECONDS, quiet),
             longest=quiet,
             progress=lambda: progress_of(context.settings.state_dir),
             submission=submission.id,
         ):
-            return STEPS[step](submission, context)
+            return run(submission, context)
     except Fault as caught:
         fault = caught
         if isinstance(fault, NotOnSubnet):

@@ -188,8 +188,8 @@ def registered_uid(
 
     Raises ChainUnreachable if no reply comes within `seconds`, or if the network is `offline`.
     """
-    uid = _query_chain(network, seconds, "uid", str(netuid), hotkey)
-    return int(uid) if uid.isdecimal() else None
+    uid: int | None = _query_chain(network, seconds, find_uid, netuid, hotkey)
+    return uid
 
 
 @dataclass(frozen=True)
@@ -202,37 +202,35 @@ class Neuron:
 
 def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
     """Read all registered hotkeys of the subnet, or raise ChainUnreachable."""
-    rows = json.loads(_query_chain(network, CHAIN_SECONDS, "neurons", str(netuid)))
-    return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in rows.items()}
+    rows = _query_chain(network, CHAIN_SECONDS, list_neurons, netuid)
+    return {hotkey: Neuron(*row) for hotkey, row in rows.items()}
 
 
 def set_weights(
-    shares: Mapping[str, float],
-    netuid: int,
-    network: str,
-    wallet: tuple[str, str, Path],
+    shares: Mapping[str, float], netuid: int, network: str, wallet: tuple[str, str, Path]
 ) -> dict[str, int]:
     """Set the weights of the wallet's hotkey on the chain by the ratios of these shares.
 
-    Returns the uids of the registered hotkeys that got weights. Raises
-    ChainUnreachable if the chain did not accept them within WEIGHTS_SECONDS.
+    Returns the uids of the registered hotkeys that got weights. Raises ChainUnreachable if the
+    chain did not accept them within WEIGHTS_SECONDS.
     """
-    name, hotkey, path = wallet
-    shares_json = json.dumps(dict(shares))
-    words = ("weights", str(netuid), name, hotkey, str(path), shares_json)
-    uids = json.loads(_query_chain(network, WEIGHTS_SECONDS, *words))
-    return {str(key): int(uid) for key, uid in uids.items()}
+    words = [str(word) for word in wallet]
+    uids = _query_chain(network, WEIGHTS_SECONDS, submit_weights, netuid, *words, dict(shares))
+    return dict(uids)
 
 
-def _query_chain(network: str, seconds: float, *words: str) -> str:
-    """Query the chain in a child process; return the last line of its output."""
+def _query_chain(network: str, seconds: float, task: Callable[..., Any], *words: object) -> Any:
+    """Return the result of `task` with the chain's client and `words`, from a child process.
+
+    The client may retry forever, and its tasks may write tracebacks when they are destroyed. A
+    child process can be ended in time, and its output is not shown.
+    """
     if network == OFFLINE:
         raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is contacted.")
-    # The client may retry forever, and its tasks may write tracebacks when they are destroyed. A
-    # child process can be ended in time, and its output is not shown.
+    call = json.dumps([network, task.__name__, *words])
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "neurons.runtime.identity", network, *words],
+            [sys.executable, "-m", "neurons.runtime.identity", call],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -240,73 +238,63 @@ def _query_chain(network: str, seconds: float, *words: str) -> str:
             env={**environment(), "PYTHONPATH": str(PROJECT)},
             check=False,
         )
+        lines = done.stdout.splitlines()
+        if done.returncode == 0 and lines:
+            return json.loads(lines[-1])
+        reason = lines[-1] if lines else f"the chain's client ended with status {done.returncode}"
     except subprocess.TimeoutExpired:
-        raise _unreachable(network, f"no answer in {seconds:g} s") from None
+        reason = f"no answer in {seconds:g} s"
     except OSError as error:
         reason = f"{sys.executable} cannot be started: {error.strerror}"
-        raise _unreachable(network, reason) from None
-    lines = done.stdout.splitlines()
-    if done.returncode == 0 and lines:
-        return lines[-1]
-    reason = lines[-1] if lines else f"the chain's client ended with status {done.returncode}"
-    raise _unreachable(network, reason)
+    raise ChainUnreachable(f"The network {network!r} cannot be reached ({reason}).")
 
 
-def _unreachable(network: str, reason: str) -> ChainUnreachable:
-    return ChainUnreachable(f"The network {network!r} cannot be reached ({reason}).")
+def find_uid(client: Any, netuid: int, hotkey: str) -> int | None:
+    """Return the hotkey's uid, or None."""
+    uid = client.neurons.uid(hotkey_ss58=hotkey, netuid=netuid)
+    return None if uid is None else int(uid)
 
 
-def find_uid(client: Any, netuid: str, hotkey: str) -> str:
-    """Return the hotkey's uid as text, or the text `None` if it has none."""
-    uid = client.neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
-    return str(None if uid is None else int(uid))
+def list_neurons(client: Any, netuid: int) -> dict[str, tuple[int, float]]:
+    """Return each hotkey's uid and its stake in whole tokens."""
+    rows = client.neurons.all(netuid=netuid)
+    return {str(one.hotkey): (int(one.uid), int(one.total_stake.rao) / 1e9) for one in rows}
 
 
-def list_neurons(client: Any, netuid: str) -> str:
-    """Return each hotkey's [uid, stake in whole tokens] as JSON."""
-    rows = client.neurons.all(netuid=int(netuid))
-    return json.dumps(
-        {str(one.hotkey): [int(one.uid), int(one.total_stake.rao) / 1e9] for one in rows}
-    )
-
-
-def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
-    """Set the weights; return the uids of registered hotkeys as JSON.
+def submit_weights(
+    client: Any, netuid: int, name: str, hotkey: str, path: str, shares: Mapping[str, float]
+) -> dict[str, int]:
+    """Set the weights; return the uids of registered hotkeys.
 
     The client adapts the weights to the subnet, and sends them in plain text or timelocked.
     """
     import bittensor as bt
 
-    share_of: dict[str, float] = json.loads(shares)
-    texts = {key: find_uid(client, netuid, key) for key in share_of}
-    uids = {key: int(uid) for key, uid in texts.items() if uid.isdecimal()}
+    found = {key: find_uid(client, netuid, key) for key in shares}
+    uids = {key: uid for key, uid in found.items() if uid is not None}
     if uids:
-        weights = {uid: share_of[key] for key, uid in uids.items()}
+        weights = {uid: shares[key] for key, uid in uids.items()}
         wallet = bt.Wallet(name=name, hotkey=hotkey, path=path)
-        intent = bt.SetWeights(netuid=int(netuid), weights=weights)
+        intent = bt.SetWeights(netuid=netuid, weights=weights)
         client.execute(intent, wallet, retries=2).raise_for_failure()
-    return json.dumps(uids)
+    return uids
 
 
-def _run_task(network: str, task: str, *words: str) -> int:
-    """Run one task in the child process; print its result, or an error in one line."""
+def _run_task(call: str) -> int:
+    """Run one task in the child process; print its result as JSON, or an error in one line."""
     die_with_parent()
+    network, task, *words = json.loads(call)
     try:
         import bittensor as bt
 
-        tasks: dict[str, Callable[..., str]] = {
-            "uid": find_uid,
-            "neurons": list_neurons,
-            "weights": submit_weights,
-        }
-        result = tasks[task](bt.Subtensor(network), *words)
+        result = globals()[task](bt.Subtensor(network), *words)
     except Exception as error:  # any failure of the chain's client means the same here
         message = " ".join(str(error).split())
         sys.stdout.write(f"\n{type(error).__name__}{message and f': {message}'}\n")
         return 1
-    sys.stdout.write(f"\n{result}\n")
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_run_task(*sys.argv[1:]))
+    sys.exit(_run_task(sys.argv[1]))

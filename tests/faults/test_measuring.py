@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from harness.measuring.runner import MeasurementError
 from harness.report import load_report, write_report
 from neurons.miner import daemon
-from neurons.miner.cycle import State, Step
+from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.runtime.process import Stopped
 from tests.harness import samples
@@ -39,7 +39,7 @@ def test_samples_survive_a_stop(miner, bench):
 
 
 def test_row_19_a_truncated_report_is_measured_again(context, bench, monkeypatch):
-    original = daemon.STEPS[Step.CLAIM]
+    _, original = daemon.STEPS[State.MEASURED]
     torn: list[Path] = []
 
     def claim(submission: Any, context: Any) -> Any:
@@ -49,7 +49,7 @@ def test_row_19_a_truncated_report_is_measured_again(context, bench, monkeypatch
             torn.append(path)
         return original(submission, context)
 
-    monkeypatch.setitem(daemon.STEPS, Step.CLAIM, claim)
+    monkeypatch.setitem(daemon.STEPS, State.MEASURED, ("claim", claim))
     assert run_cycle(context).state is State.VALIDATED
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED] * 2)
 
@@ -129,7 +129,7 @@ def test_changed_kernels_release_a_held_submission(context, bench, kernels, wait
 
 
 def test_row_25_a_report_without_the_target_gives_no_claim(context, fake_api, monkeypatch):
-    original = daemon.STEPS[Step.CLAIM]
+    _, original = daemon.STEPS[State.MEASURED]
 
     def claim(submission: Any, context: Any) -> Any:
         path = context.settings.state_dir / submission.report
@@ -138,7 +138,7 @@ def test_row_25_a_report_without_the_target_gives_no_claim(context, fake_api, mo
         write_report(path, report.model_copy(update={"measurements": kept}))
         return original(submission, context)
 
-    monkeypatch.setitem(daemon.STEPS, Step.CLAIM, claim)
+    monkeypatch.setitem(daemon.STEPS, State.MEASURED, ("claim", claim))
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.MEASURED)
     assert str(held.reason).startswith("Nothing can be claimed: ")

@@ -36,7 +36,6 @@ class Finding:
 
 
 def ok(name: str, detail: str) -> Finding:
-    """Return the finding of a check that passed."""
     return Finding(name, "ok", detail)
 
 

@@ -25,19 +25,22 @@ from neurons.runtime.git.checkout import (
     checkout_origin,
 )
 from neurons.runtime.git.clone import (
+    anonymous,
     check_out,
     fetch_branch,
     is_clone,
     is_damaged,
+    is_fetchable,
     make_clone,
     make_remote,
     move_away,
+    public_address,
+    public_heads,
     read_heads,
     remove_locks,
 )
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.faults import HostRefused, disk_faults
-from neurons.runtime.git.public import anonymous, is_fetchable, public_address, public_heads
 from neurons.runtime.git.remote import Remote, Token, named_remote, parse_remote
 from quasar_kernels.contract import Scope, check_tree
 

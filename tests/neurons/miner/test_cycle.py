@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neurons.miner import cycle
-from neurons.miner.cycle import CLOSED, IllegalTransition, State, Step
+from neurons.miner.cycle import CLOSED, IllegalTransition, State
 from neurons.runtime.errors import Fault, Held, HeldUntilRelease, Retry
 from neurons.wire.outcomes import Banned, Busy, HashMismatch
 from tests.neurons.miner.parts import COMMITTING, draft
@@ -145,4 +145,4 @@ def test_a_direct_draft_has_the_claim_and_none_of_the_commitment() -> None:
         assert getattr(direct, name) == FULL[name]
     assert (direct.salt, direct.commitment_hash, direct.submission_id) == (None, None, None)
     assert (direct.reason, direct.round_id, direct.created_at) == (None, None, 5.0)
-    assert cycle.next_step(direct) is Step.SUBMIT
+    assert (direct.mode, direct.state) == ("direct", State.CLAIMED)

@@ -12,9 +12,8 @@ from dotenv import dotenv_values
 
 from neurons.embedded.settings import is_embedded
 from neurons.runtime import env_example
-from neurons.runtime.env_file import read_env_file
 from neurons.runtime.errors import EX_CONFIG, ConfigError
-from neurons.runtime.loading import load_settings
+from neurons.runtime.loading import load_settings, read_env_file
 from neurons.runtime.settings import Settings
 from tests import PROJECT
 from tests.processes import run

@@ -6,7 +6,6 @@ the call.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +71,7 @@ class Chain:
 def send(chain: Chain, wallets: Path, shares: Mapping[str, float]) -> Any:
     client = bt.SyncClient("ws://127.0.0.1:1", substrate=chain)  # type: ignore[arg-type]
     with client:
-        words = (str(NETUID), "validator", "default", str(wallets), json.dumps(dict(shares)))
-        return json.loads(submit_weights(client, *words))
+        return submit_weights(client, NETUID, "validator", "default", str(wallets), shares)
 
 
 def test_the_sdk_sets_the_shares_of_registered_hotkeys(tmp_path: Path) -> None:
