@@ -13,7 +13,6 @@ if __name__ == "__main__":
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from harness.measuring.plan import EachLength
 from harness.measuring.runner import MeasurementError, Options, probe
 from harness.measuring.sampler import Policy, Recorder, Sampler
 from harness.measuring.trees import whole_tree
-from harness.report import Report, build_report, report_schema, write_report
+from harness.report import Report, build_report, write_report
 from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 from harness.terminal import Progress, counted, ends_quietly, printable
@@ -38,8 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m harness",
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
-        epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
-        "two trees in turns; `gates` checks a model of blocks.",
+        epilog="`python -m harness compare A B` times two trees in turns; `gates` checks a model "
+        "of blocks.",
     )
     parser.add_argument(
         "--tree",
@@ -125,14 +124,6 @@ def _measure(
     return build_report(protocol, commit, sampler.samples, sampler.failures), sampler
 
 
-def _schema(words: Sequence[str]) -> int:
-    Parser(
-        prog="python -m harness schema", description="Print the JSON schema of a report."
-    ).parse_args(words)
-    sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")
-    return 0
-
-
 def _gates(words: Sequence[str]) -> int:
     # imported here, because it imports torch, as no other command does
     from quasar_kernels.blocks.checks.command import main
@@ -140,14 +131,11 @@ def _gates(words: Sequence[str]) -> int:
     return main(words)
 
 
-_COMMANDS = {
-    "schema": _schema,
-    "compare": ab_compare.main,
-    "gates": _gates,
-}
+_COMMANDS = {"compare": ab_compare.main, "gates": _gates}
 _REMOVED = {
     "history": "`git log -p FILE` shows how a committed report changed.",
     "profile": "`python -m benchmarks layer_profile` shows where the time of a call goes.",
+    "schema": "`harness/report.py` describes each field of a report.",
 }
 """Replacements of commands that existed in 0.2.0."""
 

@@ -5,7 +5,7 @@ these speeds, from the accepted runs of fresh processes at the target, less the 
 
 - `slowest`: the slowest run;
 - `expected`: the expected slowest of EXPECTED_OF runs (one run in EXPECTED_OF + 1 is slower), so
-  that few runs give no higher claim than many;
+  that a claim from few runs is not higher than one from many;
 - `noise`: the speed below which a further run lies with probability REFUTED, divided by
   ACCEPTED_SHARE, but at least WORST_SHARE of the slowest run;
 - `host`: the speed if the host needs HOST_SLOWDOWN times as long, divided by ACCEPTED_SHARE,
@@ -126,8 +126,8 @@ def is_settled(runs: Sequence[Sample]) -> bool:
 def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: float = 0.0) -> Claim:
     """Return the claim for `target` tokens from samples by length.
 
-    Of runs with the same slowest, mean and deviation, fewer give a lower claim; a length without an
-    accepted run (`rejection`) is never claimed. `headroom` is in [0, 1).
+    With the same slowest run, mean and deviation, fewer runs give a lower claim. A length without
+    an accepted run (see `rejection`) is not claimed. `headroom` is in [0, 1).
 
     Raises:
         NoClaim: no accepted run at the target, one of its processes took more than half of a

@@ -82,4 +82,4 @@ def constants_for(capability: str) -> list[Constant]:
     """Return the constants that a GPU of this compute capability reads, such as 9.0."""
     if int(capability.partition(".")[0]) < 8:
         return []
-    return [one for one in TABLE if one.hopper in (None, capability == "9.0")]
+    return [constant for constant in TABLE if constant.hopper in (None, capability == "9.0")]

@@ -50,16 +50,16 @@ def build_report(
     failures: Sequence[Failure] = (),
 ) -> Report:
     """Return a report; raise a ValueError for samples of several machines or software."""
-    environments = [one.environment for one in samples if one.environment is not None]
+    environments = [sample.environment for sample in samples if sample.environment is not None]
     if any(environment != environments[0] for environment in environments):
         raise ValueError("samples of different environments cannot share one report")
     return Report(
         protocol=protocol,
         commit=commit,
-        checked=all(one.correctness is not None for one in samples),
+        checked=all(sample.correctness is not None for sample in samples),
         created_at=datetime.now(timezone.utc),
         environment=environments[0] if environments else None,
-        measurements=tuple(one.model_copy(update={"environment": None}) for one in samples),
+        measurements=tuple(sample.model_copy(update={"environment": None}) for sample in samples),
         failures=tuple(failures),
     )
 
@@ -123,30 +123,3 @@ def load_report(path: Path) -> Report:
         return _from_file(body)
     except (ValidationError, LookupError, TypeError) as error:
         raise ReportError(f"{path}: its fields do not fit; {remedy}") from error
-
-
-def report_schema() -> dict[str, Any]:
-    """Return the JSON schema of a report file, digest included."""
-    schema = Report.model_json_schema(mode="serialization", ref_template="#/$defs/{model}")
-    definitions = schema.pop("$defs", {})
-    schema["properties"]["gates"] = {
-        "type": "array",
-        "items": {"$ref": "#/$defs/Correctness"},
-        "description": "each correctness check once",
-    }
-    sample = definitions["Sample"]
-    del sample["properties"]["correctness"]
-    sample["properties"]["gate"] = {
-        "anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}],
-        "description": "its place in gates; null: the code was not checked",
-    }
-    sample["required"].append("gate")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Report file",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["sha256", "report"],
-        "properties": {"sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"}, "report": schema},
-        "$defs": definitions,
-    }

@@ -30,8 +30,8 @@ from harness.measuring.trees import whole_tree
 from quasar_kernels.contract import copy_overlay
 
 SAMPLES = 3
-"""Times that a faster candidate is timed: each must exceed all of the best kernels so far, which
-happens to equal code once in 20 times."""
+"""Number of times that a candidate is timed. It counts as faster if each of its speeds exceeds all
+speeds of the best kernels so far. Of equally fast candidates, one in 20 does."""
 
 
 class Trial(Frozen):
@@ -149,9 +149,9 @@ class Search:
                 raise
 
     def _next(self) -> dict[str, float] | None:
-        """Return the changes of the next candidate: the best ones' with another value of one.
+        """Return the next candidate: the best kernels' changes, with another value of one constant.
 
-        Constants that have already been improved come first, then the nearest values.
+        Constants that have already been improved come first. Of a constant, the nearest values do.
         """
         best, ranked = self.best.changes, []
         for constant in self.constants:

@@ -83,9 +83,9 @@ def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
         earlier = {number: signal.signal(number, _interrupt) for number in _ENDING}
         try:
             return main(*args, **kwargs)
-        except _Interrupted as interrupted:
+        except KeyboardInterrupt as interrupt:
             sys.stderr.write("stopped\n")
-            return 128 + interrupted.number
+            return 128 + int((*interrupt.args, signal.SIGINT)[0])
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
@@ -93,18 +93,10 @@ def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
     return run
 
 
-class _Interrupted(KeyboardInterrupt):
-    """A signal requested the command's end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
 def _interrupt(number: int, _frame: object) -> None:
     for ending in _ENDING:  # `finally` blocks are not interrupted again
         signal.signal(ending, signal.SIG_IGN)
-    raise _Interrupted(number)
+    raise KeyboardInterrupt(number)
 
 
 def span(seconds: float) -> str:

@@ -11,7 +11,7 @@
 # interpreter to use, TORCH_INDEX_URL the package index for PyTorch. By default, a machine without an
 # NVIDIA GPU uses PyTorch's CPU index if it can be reached; BUILD=cuda installs the build for a GPU, for
 # example into a container's image. pip's configuration sets the rest.
-# Exit status 78: a person must act; 1: another attempt may succeed.
+# Exit status 78: the message names what you must change; 1: another attempt may succeed.
 set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
@@ -308,10 +308,6 @@ install_torch() {
 install_all() {
   say 'installing PyTorch and the other dependencies (minutes on a new machine)'
   if ! has_torch "$new"; then install_torch; fi
-  # Up to version 0.1 the distribution was quasar-miner; old and new would own the same packages.
-  if compgen -G "$new/lib/python3*/site-packages/quasar_miner-*.dist-info" >/dev/null; then
-    "$new/bin/python" -m pip uninstall --yes --disable-pip-version-check quasar-miner >>"$log" 2>&1
-  fi
   run_pip --editable ".${extras:+[$extras]}"
   # The distribution does not contain `neurons`; scripts and child processes import it from here.
   rm -f "$new"/lib/python3*/site-packages/quasar-checkout.pth

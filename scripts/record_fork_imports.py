@@ -1,12 +1,11 @@
 """Record which third-party modules and names the public fork imports when it is loaded.
 
-    python scripts/record_fork_imports.py CHECKOUT [--check]
+    python scripts/record_fork_imports.py CHECKOUT
 
 CHECKOUT is a clone of the fork. The script reads its packages and never runs them. It starts at the
 modules that a measurement imports, and follows every import that Python certainly executes through
 the fork's modules. It skips the bodies of functions, `if` and `try`, which may not be executed or
-may fail. It writes quasar_kernels/fork_imports.json. With --check it compares that file instead,
-and the exit status is 1 if they differ.
+may fail. It writes quasar_kernels/fork_imports.json.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
             top = target.split(".")[0]
             if top in own:
                 submodules = [f"{target}.{name}" for name in names]
-                waiting += [target, *(one for one in submodules if _file(root, one))]
+                waiting += [target, *(name for name in submodules if _file(root, name))]
             elif top not in sys.stdlib_module_names:
                 imports.setdefault(target, set()).update(names)
     return imports
@@ -89,24 +88,18 @@ def as_json(imports: Imports, commit: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write or compare the file; return the exit status."""
+    """Write the file; return the exit status."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
     head = ["git", "-C", str(args.checkout), "rev-parse", "HEAD"]
     result = subprocess.run(head, capture_output=True, text=True)
     if result.returncode:
         parser.error(f"{args.checkout} is not a checkout of the fork: {result.stderr.strip()}")
     try:
-        text = as_json(find_imports(args.checkout), result.stdout.strip())
+        FORK_IMPORTS.write_text(as_json(find_imports(args.checkout), result.stdout.strip()))
     except (FileNotFoundError, SyntaxError) as error:
         parser.error(f"{args.checkout} is not a checkout of the fork: {error}")
-    if not args.check:
-        FORK_IMPORTS.write_text(text)
-    elif text != FORK_IMPORTS.read_text():
-        print(f"{FORK_IMPORTS} differs from what {args.checkout} imports:\n{text}")
-        return 1
     return 0
 
 

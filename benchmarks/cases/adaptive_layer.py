@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.cases.layer_calls import DEVICE, gradient_errors, inputs, output, step
 from benchmarks.engine import clocks, processes, tuning
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Row, Run, start
@@ -29,8 +28,6 @@ from quasar_kernels.adaptive_reference import adaptive_layer_reference
 from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
-
-DEVICE = torch.device("cuda")
 
 
 class Shape(NamedTuple):
@@ -49,6 +46,10 @@ class Shape(NamedTuple):
             f"{self.hidden_size:,} wide, {self.heads} x {self.head_dim}, "
             f"{self.batch} x {self.tokens:,}{packed}"
         )
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Return an input and the gradient of the output."""
+        return inputs(self.batch, self.tokens, self.hidden_size)
 
     def bounds(self) -> Tensor | None:
         """Return the bounds of packed sequences of unequal lengths, on the GPU."""
@@ -72,15 +73,16 @@ APART = 1.1
 """Largest time of a step of batched or packed tokens, relative to one sequence."""
 OUTPUT_ERROR, GRADIENT_ERROR, FP32_ERROR = 8e-3, 1.5e-2, 1e-5
 CHECKED_TOKENS = 3000
+CALLS, WARM = 50, 10
 
-PROTOCOL = """\
-Under bf16 autocast, with fp32 input and parameters. Times are medians of 50 calls after ten, by \
-the host's clock, with a synchronization after each call. A step is the forward and backward pass \
-with gradients of the input and of all parameters; a forward pass records nothing. Memory is the \
-peak of a step beyond parameters and input, without the memory that CUDA graphs share. All calls \
-of a shape have the same input and bounds, so ours replays graphs from the third on. The first \
-step runs in a new process with empty caches, after the imports. fla's kernels are tuned by 20 ms \
-for each candidate."""
+PROTOCOL = f"""\
+Under bf16 autocast, with fp32 input and parameters. Times are medians of {CALLS} calls after \
+{WARM}, by the host's clock, with a synchronization after each call. A step is the forward and \
+backward pass with gradients of the input and of all parameters; a forward pass records nothing. \
+Memory is the peak of a step beyond parameters and input, without the memory that CUDA graphs \
+share. All calls of a shape have the same input and bounds, so ours replays graphs from the third \
+on. The first step runs in a new process with empty caches, after the imports. fla's kernels are \
+tuned by 20 ms for each candidate."""
 
 
 class Baseline(nn.Module):
@@ -148,47 +150,19 @@ def new(by: str, shape: Shape) -> Any:
     return layer(shape.hidden_size, shape.head_dim, shape.heads).to(DEVICE)
 
 
-def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
-    size = (shape.batch, shape.tokens, shape.hidden_size)
-    x, dy = (torch.randn(size, device=DEVICE) for _ in range(2))
-    return x.requires_grad_(), dy.bfloat16()
-
-
-def output(layer: Any, x: Tensor, bounds: Tensor | None) -> Tensor:
-    with torch.autocast("cuda", torch.bfloat16):
-        y: Tensor = layer(x, cu_seqlens=bounds)[0]
-    return y
-
-
-def step(layer: Any, x: Tensor, dy: Tensor, bounds: Tensor | None) -> None:
-    x.grad = None
-    layer.zero_grad()
-    torch.autograd.backward(output(layer, x, bounds), dy)
-
-
-def single_ms(call: Callable[[], object]) -> float:
-    """Return the median milliseconds of one call, from an idle GPU to an idle GPU."""
-    times = []
-    for _ in range(60):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3)
-    return median(times[10:])
-
-
 def costs(by: str) -> Iterator[Entry]:
     if by == "baseline":
         tuning.tune_quickly()
     clocks.soak(1)
     for shape in SHAPES:
-        layer, (x, dy), bounds = new(by, shape), inputs(shape), shape.bounds()
-        train = partial(step, layer, x, dy, bounds)
+        layer, (x, dy), bounds = new(by, shape), shape.inputs(), shape.bounds()
+        train = partial(step, layer, x, dy, cu_seqlens=bounds)
         train()  # compiles
-        figures = {"step_ms": single_ms(train), "peak_bytes": clocks.peak_bytes(train)}
+        step_ms = clocks.single_ms(train, CALLS, WARM).wall
+        figures = {"step_ms": step_ms, "peak_bytes": clocks.peak_bytes(train)}
         with torch.no_grad():
-            figures["forward_ms"] = single_ms(partial(output, layer, x, bounds))
+            forward = partial(output, layer, x, cu_seqlens=bounds)
+            figures["forward_ms"] = clocks.single_ms(forward, CALLS, WARM).wall
         yield Entry(table="steps", of=shape._asdict(), by=by, figures=figures)
         del layer, x, dy, train
         clocks.free()
@@ -197,42 +171,36 @@ def costs(by: str) -> Iterator[Entry]:
 def compile_baseline(shape: Shape) -> None:
     """Fill Triton's cache with all candidates of fla's kernels."""
     tuning.tune_quickly()
-    step(new("baseline", shape), *inputs(shape), shape.bounds())
+    step(new("baseline", shape), *shape.inputs(), cu_seqlens=shape.bounds())
     torch.cuda.synchronize()
 
 
 def first_step() -> Entry:
-    layer, (x, dy) = new("ours", MODEL), inputs(MODEL)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step(layer, x, dy, None)
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
+    train = partial(step, new("ours", MODEL), *MODEL.inputs())
+    seconds = clocks.single_ms(train, 1, 0).wall / 1e3
     return Entry(table="first", of=MODEL._asdict(), by="ours", figures={"seconds": seconds})
 
 
 def errors(dtype: torch.dtype) -> Entry:
     """Compare the output and all gradients of a few tokens with float64."""
     shape = MODEL._replace(tokens=CHECKED_TOKENS)
-    layer, (x, dy) = new("ours", shape), inputs(shape)
+    layer, (x, dy) = new("ours", shape), shape.inputs()
     with torch.no_grad():
         layer.dt_bias.normal_()
+    autocast, name = dtype == torch.bfloat16, str(dtype).removeprefix("torch.")
+
+    def exact(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return adaptive_layer_reference(
+            dict(weights), x, shape.head_dim, layer.norm_eps, operator=delta_chunked
+        )
+
     clocks.poison()
-    with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        y, _ = layer(x)
-    torch.autograd.backward(y, dy.to(y.dtype))
-    wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
-    wide_x = x.detach().double().requires_grad_()
-    exact = adaptive_layer_reference(
-        wide, wide_x, shape.head_dim, layer.norm_eps, operator=delta_chunked
-    )
-    torch.autograd.backward(exact, dy.double())
-    found = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None} | {"x": x.grad}
-    worst = {n: relative_rms(g, (wide | {"x": wide_x})[n].grad) for n, g in found.items()}
-    name = str(dtype).removeprefix("torch.")
-    return Entry(
-        table="errors", of={"dtype": name}, by="ours", errors={"y": relative_rms(y, exact), **worst}
-    )
+    worst = gradient_errors(layer, x, dy, exact, autocast=autocast)
+    with torch.no_grad():
+        y = output(layer, x, autocast=autocast)
+        wide = {n: p.double() for n, p in layer.named_parameters()}
+        worst["y"] = relative_rms(y, exact(wide, x.double()))
+    return Entry(table="errors", of={"dtype": name}, by="ours", errors=worst)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:

@@ -161,13 +161,13 @@ def limits(run: Run) -> list[Criterion]:
     refuted = sum(speed < ACCEPTED_SHARE * claim for speed in speeds)
     apart = [
         Criterion(
-            f"{one.of['tokens']:,} tokens, harness and validator's loop apart, %",
-            abs(one.figures["harness"] / one.figures["validator"] - 1),
+            f"{entry.of['tokens']:,} tokens, harness and validator's loop apart, %",
+            abs(entry.figures["harness"] / entry.figures["validator"] - 1),
             0.01,
             scale=100,
             digits=".2f",
         )
-        for one in run.table("agreement")
+        for entry in run.table("agreement")
     ]
     return [
         Criterion("validator's runs that refute the claim", refuted, 0),

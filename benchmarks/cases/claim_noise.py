@@ -1,4 +1,4 @@
-"""Distributions of the times of fresh processes, relative to an undisturbed process ("shapes")."""
+"""Noise models: each `Shape` draws durations of runs as multiples of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 Seconds = NDArray[np.float64]
 
 HOST_BUSY = 1.517
-"""Time of the slower of two processes at 65,536 tokens on a busy host, relative to the faster."""
+"""Duration of a run on a busy host, as a multiple of an undisturbed one. It was measured with two
+processes at 65,536 tokens."""
 
 
 class Runs(NamedTuple):
-    """Relative seconds of runs `[trials, runs]`: of the timed calls, and of the host's work."""
+    """Relative durations `[trials, runs]` of the timed calls, and of the host's work."""
 
     elapsed: Seconds
     host: Seconds

@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module, metadata
 from multiprocessing import get_context
-from statistics import median
 from threading import BrokenBarrierError
 from typing import Any, NamedTuple
 
@@ -198,22 +196,9 @@ def _use_gpu() -> None:
 
 
 def _times(run: Callable[[], Any]) -> dict[str, float]:
-    begin = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    first = time.perf_counter() - begin
-    for _ in range(WARM):
-        run()
-    host, wall = [], []
-    for _ in range(CALLS):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        results = run()
-        host.append(time.perf_counter() - begin)
-        torch.cuda.synchronize()
-        wall.append(time.perf_counter() - begin)
-        del results
-    times = {"first_s": first, "host_ms": median(host) * 1e3, "wall_ms": median(wall) * 1e3}
+    first = clocks.single_ms(run, 1, 0).wall / 1e3
+    single = clocks.single_ms(run, CALLS, WARM)
+    times = {"first_s": first, "host_ms": single.host, "wall_ms": single.wall}
     with suppress(RuntimeError):  # some calls cannot be captured
         times["gpu_ms"] = clocks.graph_ms(run)
     return times
@@ -235,8 +220,8 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         return Entry(table="calls", of={"call": name}, by=by, figures=figures)
 
     with ThreadPoolExecutor(len(names)) as pool:
-        for one in pool.map(lambda name: entry(name, "ours", ready, turn), names):
-            run = run.adding(one)
+        for found in pool.map(lambda name: entry(name, "ours", ready, turn), names):
+            run = run.adding(found)
             yield run
     for name in BY_FLA if args.fla_seconds else ():
         if name in names:

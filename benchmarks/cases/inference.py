@@ -10,15 +10,16 @@ downloaded. `--device cpu --size tiny --new 16` is a trial without a GPU.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from benchmarks.engine.clocks import single_ms
 from benchmarks.engine.commands import device_option
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
@@ -96,19 +97,6 @@ def ways(model: Any, device: str) -> Iterator[Way]:
     yield Way(STATIC, lambda new: generate(model, new, cache_implementation="static"))
 
 
-def seconds_of(call: Call, prompt: torch.Tensor, runs: int) -> float:
-    """Return the median seconds of a call after the warm-ups."""
-    seconds = []
-    for number in range(runs + WARM_UPS):
-        begun = time.perf_counter()
-        call(prompt)
-        if prompt.device.type == "cuda":
-            torch.cuda.synchronize()
-        if number >= WARM_UPS:
-            seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     device_option(parser)
     parser.add_argument("--size", choices=SIZES, default="0.5B")
@@ -131,8 +119,10 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         new=args.new,
     )
     for way in ways(model, args.device):
-        whole, first = (seconds_of(way.call(new), prompt, RUNS) for new in (args.new, 1))
-        figures = {"tokens_per_sec": args.new / whole, "first_token_ms": first * 1e3}
+        whole, first = (
+            single_ms(partial(way.call(new), prompt), RUNS, WARM_UPS).wall for new in (args.new, 1)
+        )
+        figures = {"tokens_per_sec": args.new / whole * 1e3, "first_token_ms": first}
         if way.compile_seconds is not None:
             figures["compile_seconds"] = way.compile_seconds
         run = run.adding(Entry(table="ways", by=way.name, figures=figures))

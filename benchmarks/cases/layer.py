@@ -127,25 +127,25 @@ def time_trees(
     excluded from the tree's next rounds, with its earlier processes. After each process, yield its
     tree and all entries of this tree so far.
     """
-    entries: dict[str, list[Entry]] = {one.name: [] for one in subjects}
+    entries: dict[str, list[Entry]] = {subject.name: [] for subject in subjects}
 
     def failed(name: str) -> set[Any]:
         return {entry.of["tokens"] for entry in entries[name] if entry.failure}
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number in range(max(max(one.plan.runs, one.plan.short_runs) for one in subjects)):
+        for number in range(max(max(tree.plan.runs, tree.plan.short_runs) for tree in subjects)):
             due = [
-                (one, n)
-                for one in subjects
-                for n in one.plan.due(number)
-                if n not in failed(one.name)
+                (subject, n)
+                for subject in subjects
+                for n in subject.plan.due(number)
+                if n not in failed(subject.name)
             ]
             run = partial(time_process, process=number, gpu_lock=gpu_lock, device=device)
-            for entry in pool.map(run, [one for one, _ in due], [n for _, n in due]):
+            for entry in pool.map(run, [subject for subject, _ in due], [n for _, n in due]):
                 name = str(entry.by)
                 entries[name].append(entry)
                 kept = (x for x in entries[name] if x.failure or x.of["tokens"] not in failed(name))
-                yield name, sorted(kept, key=lambda one: (one.of["tokens"], one.of["process"]))
+                yield name, sorted(kept, key=lambda x: (x.of["tokens"], x.of["process"]))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -165,13 +165,13 @@ def measure_trees(names: Sequence[str], fork: Path | None) -> Iterator[tuple[str
                 memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
                 plan = plan.fitting(partial(fits, memory_gib=memory, capability=capability))
             subjects.append(Subject(name, make_tree(fork, Path(folder, name), plan), plan, {}))
-        due = [(one.folder, n) for one in subjects for n in one.plan.checks]
+        due = [(subject.folder, n) for subject in subjects for n in subject.plan.checks]
         run = partial(check_length, device=device)
         results = pool.map(run, [folder for folder, _ in due], [n for _, n in due])
         checks = dict(zip(due, results, strict=True))
         subjects = [
-            one._replace(checks={n: checks[one.folder, n] for n in one.plan.checks})
-            for one in subjects
+            subject._replace(checks={n: checks[subject.folder, n] for n in subject.plan.checks})
+            for subject in subjects
         ]
         yield from time_trees(subjects, Path(folder, "gpu-lock"), device)
 
@@ -192,7 +192,7 @@ def file_of(run: Run, out: Path) -> Path:
 def by_length(run: Run) -> dict[int, list[Entry]]:
     """Return the timed processes of each length, shortest first."""
     by_length: dict[int, list[Entry]] = {}
-    for entry in sorted(run.table("processes"), key=lambda one: int(one.of["tokens"])):
+    for entry in sorted(run.table("processes"), key=lambda entry: int(entry.of["tokens"])):
         if not entry.failure:
             by_length.setdefault(int(entry.of["tokens"]), []).append(entry)
     return by_length
@@ -202,18 +202,18 @@ def tree_limits(layer: Run, ops: Run) -> Iterator[Criterion]:
     """Yield every limit of both of this project's trees with its figure."""
     for run, scope, least in ((layer, "layer", SPEED), (ops, "ops", OPS_SPEED)):
         for tokens, limit in least.items():
-            speed = median(one.figures["tokens_per_sec"] for one in by_length(run)[tokens])
+            speed = median(entry.figures["tokens_per_sec"] for entry in by_length(run)[tokens])
             what = f"{tokens:,} tokens, `{scope}` scope, M tokens/s"
             yield Criterion(what, speed, limit, True, 1e-6, ".1f")
     lengths = by_length(layer)
     for tokens, limit in QUIET_SPEED.items():
-        fastest = max(one.figures["tokens_per_sec"] for one in lengths[tokens])
+        fastest = max(entry.figures["tokens_per_sec"] for entry in lengths[tokens])
         what = f"{tokens:,} tokens, `layer` scope, fastest process, M tokens/s"
         yield Criterion(what, fastest, limit, True, 1e-6, ".1f")
     for tokens, most in PEAK_BYTES.items():
-        peak = max(one.figures["vram_mb"] for one in lengths[tokens]) * 2**20
+        peak = max(entry.figures["vram_mb"] for entry in lengths[tokens]) * 2**20
         yield Criterion(f"{tokens:,} tokens, peak memory, GB", peak, most, False, 1e-9, ".2f")
-    every = [one for processes in lengths.values() for one in processes]
-    cold = [one.figures["first_call_seconds"] for one in every if one.texts["cache"] == "cold"]
+    every = [entry for processes in lengths.values() for entry in processes]
+    cold = [x.figures["first_call_seconds"] for x in every if x.texts["cache"] == "cold"]
     what = "slowest first call with empty caches, s"
     yield Criterion(what, max(cold), FIRST_CALL_SECONDS, digits=".1f")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cases.layer_calls import DEVICE, exact, gradient_errors, output
+from benchmarks.cases.layer_calls import DEVICE, exact, gradient_errors, inputs, output
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands, processes
-from benchmarks.engine.clocks import free
+from benchmarks.engine.clocks import free, single_ms
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.worker.compare import figures
@@ -78,8 +77,8 @@ def check_output(layer: Any, tokens: int) -> Entry:
 
 def check_gradients(layer: Any, tokens: int) -> Entry:
     """Compare every gradient with float64 autograd, for one random gradient of the output."""
-    x = fresh(tokens).requires_grad_()
-    errors = gradient_errors(layer, x, torch.randn_like(x).bfloat16(), *HEADS)
+    x, dy = inputs(WORKLOAD.batch_size, tokens, WORKLOAD.hidden_size)
+    errors = gradient_errors(layer, x, dy, lambda weights, x: exact(weights, x, *HEADS))
     return Entry(table="gradients", of={"tokens": tokens}, errors=errors)
 
 
@@ -155,17 +154,6 @@ def long_run(tokens: int, how: str, speed: float, peak: int, **errors: float) ->
     return Entry(table="long runs", of=of, figures=figures, errors=errors)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return the time of one call, after one that warms up."""
-    call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(TIMED_CALLS):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / TIMED_CALLS
-
-
 def drawn_in_slices(tokens: int) -> Iterator[Tensor]:
     """Yield a sequence slice by slice, so that it is never in memory as a whole."""
     generator = torch.Generator(DEVICE).manual_seed(0)
@@ -179,7 +167,7 @@ def long_inference(layer: Any) -> Entry:
     """Run millions of tokens without gradients, in one call and in slices; compare the outputs."""
     x = torch.cat(list(drawn_in_slices(LONG_TOKENS)), dim=1)
     free()
-    elapsed = seconds(partial(output, layer, x))
+    elapsed = single_ms(partial(output, layer, x), TIMED_CALLS, 1).wall / 1e3
     peak, y, apart = torch.cuda.max_memory_allocated(), output(layer, x), 0.0
     del x
     with recording(DEVICE):
@@ -198,7 +186,7 @@ def longest_inference(layer: Any) -> Entry:
             for _ in slices(layer, drawn_in_slices(LONGEST_TOKENS)):
                 pass
 
-    elapsed = seconds(sliced)
+    elapsed = single_ms(sliced, TIMED_CALLS, 1).wall / 1e3
     peak = torch.cuda.max_memory_allocated()
     return long_run(LONGEST_TOKENS, "slices", LONGEST_TOKENS / elapsed, peak)
 
@@ -265,7 +253,7 @@ def _behaviour(run: Run) -> Iterator[Criterion]:
     unequal = sum(not entry.figures["reruns_equal"] for entry in run.table("outputs"))
     yield Criterion("lengths at which three calls differ in a bit", unequal, 0)
     long_runs = run.table("long runs")
-    missing = LONG_RUNS - {(str(one.of["how"]), int(one.of["tokens"])) for one in long_runs}
+    missing = LONG_RUNS - {(str(entry.of["how"]), int(entry.of["tokens"])) for entry in long_runs}
     yield Criterion("long sequences that did not run", len(missing), 0)
     for entry in long_runs:
         if "slices" in entry.errors:

@@ -21,7 +21,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.layer_accuracy import GRADIENT_ERROR
-from benchmarks.cases.layer_calls import DEVICE, gradient_errors, output, step
+from benchmarks.cases.layer_calls import (
+    DEVICE,
+    exact,
+    gradient_errors,
+    inputs,
+    output,
+    step,
+)
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import clocks, commands, processes
 from benchmarks.engine.limits import Criterion
@@ -37,6 +44,10 @@ class Shape(NamedTuple):
     head_dim: int
     batch: int
     tokens: int
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Return an input and the gradient of the output."""
+        return inputs(self.batch, self.tokens, self.hidden_size)
 
     def label(self) -> str:
         return (
@@ -58,8 +69,8 @@ LEADS = {
     "step_ms": {512: 2.5, 1024: 2.5, 2048: 2.0},
     "forward_ms": {512: 2.5, 1024: 3.3, 2048: 2.0},
 }
-"""Least speed-up over the baseline by the layer's width: of a step, and of a forward pass with
-gradients are recorded."""
+"""Least speed-up over the baseline by the layer's width: of a step, and of a forward pass that
+records gradients."""
 
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 """The tree of each implementation."""
@@ -84,16 +95,9 @@ def new(layer_class: type, shape: Shape) -> Any:
     return layer_class(hidden_size=D, num_heads=H, head_dim=S).to(DEVICE)
 
 
-def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Return an input and a gradient of the output in autocast's dtype."""
-    size = (shape.batch, shape.tokens, shape.hidden_size)
-    x, dy = (torch.randn(size, device=DEVICE) for _ in range(2))
-    return x.requires_grad_(), dy.bfloat16()
-
-
 def cost(layer: Any, shape: Shape) -> dict[str, float]:
     """Return the cost of a step of this shape, and whether two steps give the same bits."""
-    x, dy = inputs(shape)
+    x, dy = shape.inputs()
     first, second = (step(layer, x, dy) for _ in range(2))
     equal = all(torch.equal(first[name], second[name]) for name in first)
     del first, second
@@ -116,9 +120,10 @@ def cost(layer: Any, shape: Shape) -> dict[str, float]:
 def worst_gradient(layer: Any, shape: Shape) -> Entry:
     """Compare all gradients of a few tokens with float64 autograd."""
     few = shape._replace(batch=2, tokens=CHECKED_TOKENS)
-    x, dy = inputs(few)
     clocks.poison()
-    errors = gradient_errors(layer, x, dy, few.num_heads, few.head_dim)
+    errors = gradient_errors(
+        layer, *few.inputs(), lambda weights, x: exact(weights, x, few.num_heads, few.head_dim)
+    )
     name = max(errors, key=lambda name: errors[name])
     return Entry(table="gradients", of=few._asdict(), by="ours", errors={name: errors[name]})
 
@@ -129,7 +134,7 @@ def implementation(name: str, tree: Path) -> Iterator[Entry]:
     clocks.soak(1)
     for shape in SHAPES:
         layer = new(layer_class, shape)
-        step(layer, *inputs(shape))  # compiles, and chooses among variants
+        step(layer, *shape.inputs())  # compiles, and chooses among variants
         if name == "ours" and shape.hidden_size not in checked:
             checked.add(shape.hidden_size)
             yield worst_gradient(layer, shape)

@@ -30,17 +30,17 @@ PACKAGES = ("fla-core", "mamba_ssm")
 
 PROTOCOL = f"""\
 bf16, one sequence, 8 heads of 64 channels (Mamba-2: a state of 64, B and C shared by the heads), \
-log decays and step sizes in fp32, inputs as a fresh layer of each mechanism makes them. fla-core: \
-its functions of these names, Mamba-2 by its simple GLA; token by token: the definition in fp32; \
-softmax: torch's flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and Quasar in parallel over \
-512 channels with norms, fusion and MLP, fp32 weights under bf16 autocast. Each call is compared \
-with float64 over its first 1,024 tokens. {CHECKED} Graph: median of 5 runs of CUDA-graph replays \
-without a gap; calls of over 15 ms and packed ones by CUDA events around calls in a row, median of \
-5. Packed: 13 sequences of 131 to 16,383 tokens in one \
-row. Decoding: one token of 64 sequences, alternating states, which are not in the L2 cache; \
-softmax attends to 4,096 cached tokens. Memory: the most that was allocated during a call, inputs \
-included. Bound: inputs and states read once and results written once at the speed of a large copy \
-(backward: inputs read again), or softmax's and the block's products at the speed of a large \
+log decays and step sizes in fp32, inputs as a fresh layer of each mechanism makes them. \
+fla-core: its functions of these names, Mamba-2 by its simple GLA; token by token: the definition \
+in fp32; softmax: torch's flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and Quasar in \
+parallel over 512 channels with norms, fusion and MLP, fp32 weights under bf16 autocast. Each \
+call is compared with float64 over its first 1,024 tokens. {CHECKED} Graph: median of 5 runs of \
+CUDA-graph replays without a gap; calls of over 15 ms and packed ones by CUDA events around \
+consecutive calls, median of 5. Packed: 13 sequences of 131 to 16,383 tokens in one row. \
+Decoding: one token of 64 sequences, alternating states, which are not in the L2 cache; softmax \
+attends to 4,096 cached tokens. Memory: the most that was allocated during a call, inputs \
+included. Bound: inputs and states read once and results written once at the speed of a large \
+copy (backward: inputs read again), or softmax's and the block's products at the speed of a large \
 product, whichever takes longer. Each implementation runs in a fresh process. Calls that would \
 take over a second are omitted."""
 

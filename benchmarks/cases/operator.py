@@ -2,8 +2,8 @@
 
     python -m benchmarks operator --out benchmarks/h200/operator.json [--quick]
 
-The case measures speed, accuracy against float64, the gain of stopping early, memory, decoding and
-the first call with empty kernel caches. `triton` and `cuda` are this project's operator with
+The case measures speed, accuracy against float64, the gain of stopping early, memory and decoding.
+`triton` and `cuda` are this project's operator with
 QUASAR_BACKEND of that name; `baseline` is fla's delta rule with the step size. --quick omits the
 baseline.
 """
@@ -13,19 +13,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module, metadata
-from pathlib import Path
+from importlib import metadata
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from benchmarks.engine import clocks, comparison, processes
+from benchmarks.engine import clocks, comparison
 from benchmarks.engine import inputs as made
 from benchmarks.engine.clocks import free, graph_ms, rested_ms
 from benchmarks.engine.comparison import (
@@ -48,7 +45,6 @@ NAMES = (*OURS, BASELINE)
 LENGTHS = (2048, 16_384, 100_000, 262_144, 1_000_000)
 FORGETTING_LENGTHS, SLOW_HEADS = (200_000, 1_000_000), (0, 1, 2, 8)
 BATCHES = (1, 8, 32, 128)
-FIRST_CALL_TOKENS = 100_000
 
 FORWARD_MS = {
     "triton": {2048: 0.06, 16_384: 0.15, 100_000: 0.55, 1_000_000: 4.5},
@@ -67,7 +63,6 @@ SEARCH_COST = 1.05
 """Longest accepted time of a call with early stops, over its time without them. Where no head can
 stop, the checks only cost time."""
 MEMORY_TIMES_OUTPUT = 1.2
-FIRST_CALL_SECONDS = 8.0
 
 PROTOCOL = f"""\
 B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Triton and CUDA: \
@@ -76,8 +71,7 @@ Each output is compared with the float64 chunk form before it is timed. {CHECKED
 {clocks.RESTED} Forgetting: CUDA alone; keys are noise in all directions, beta is 1, and 0.001 in \
 slow heads. Decoding: alternating states, so that they are not in the L2 cache, ours updated in \
 place; the baseline gets its step size as an input and writes a new state; the copy is the faster \
-of the driver's and of an elementwise kernel. First call: 100,000 tokens, a fresh process, empty \
-caches; CUDA's without any compiler but torch's own."""
+of the driver's and of an elementwise kernel."""
 
 
 def named(inputs: made.Inputs) -> Inputs:
@@ -194,36 +188,6 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Entry]:
         yield from comparison.decoding({"batch": batch}, x, state, steps, exact)
 
 
-def first_call(name: str) -> dict[str, float]:
-    """Import and call an implementation in this process, which has not compiled anything."""
-    torch.manual_seed(0)
-    x = named(made.layer_like(FIRST_CALL_TOKENS))
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    mount()
-    import_module("fla.ops.delta_rule" if name == BASELINE else "fla.ops.quasar")
-    imported = time.perf_counter()
-    with torch.no_grad(), selected(name) as run:
-        run(x)
-    torch.cuda.synchronize()
-    return {"import_seconds": imported - began, "call_seconds": time.perf_counter() - imported}
-
-
-def cold_first_call(name: str, caches: Path) -> Entry:
-    """Run `first_call` in a fresh process with all caches below an empty folder."""
-    environ = cache_environment(caches)
-    if name == "cuda":  # Triton needs a C compiler; NVRTC must work without one
-        environ["PATH"] = str(caches)
-    result = processes.call(first_call, name, environ=environ)
-    return Entry(table="first call", by=name, figures=result)
-
-
-def cache_environment(folder: Path) -> dict[str, str]:
-    """Return the environment variables with which all kernel caches are below `folder`."""
-    names = ("TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "QUASAR_CACHE_DIR")
-    return {name: str(folder / name.lower()) for name in names}
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="omit the baseline")
 
@@ -238,26 +202,20 @@ def baseline_version(names: Sequence[str]) -> dict[str, str]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run everything; fresh processes first, while this process holds no GPU memory."""
     names = chosen(args)
-    with tempfile.TemporaryDirectory() as folder:
-        first_calls = [cold_first_call(name, Path(folder, name)) for name in names]
-        # the last process may have tuned; this one uses its result
-        os.environ.update(cache_environment(Path(folder, names[-1])))
-        mount()
-        torch.manual_seed(0)
-        run = start("operator", PROTOCOL, args.commit, versions=baseline_version(names))
-        run = run.adding(*first_calls)
-        with torch.no_grad():
-            clocks.soak(2)
-            run = run.adding(*measure_decoding(names))
-            run = run.adding(copy_gb_per_s=clocks.copy_bandwidth())
+    mount()
+    torch.manual_seed(0)
+    run = start("operator", PROTOCOL, args.commit, versions=baseline_version(names))
+    with torch.no_grad():
+        clocks.soak(2)
+        run = run.adding(*measure_decoding(names))
+        run = run.adding(copy_gb_per_s=clocks.copy_bandwidth())
+        free()
+        for tokens in LENGTHS:
+            run = run.adding(*measure_length(tokens, names))
             free()
-            for tokens in LENGTHS:
-                run = run.adding(*measure_length(tokens, names))
-                free()
-                yield run
-            yield run.adding(*measure_forgetting())
+            yield run
+        yield run.adding(*measure_forgetting())
 
 
 def limits(run: Run) -> Iterator[Criterion]:
@@ -283,10 +241,6 @@ def limits(run: Run) -> Iterator[Criterion]:
     for name in (n for n in OURS if n in longest.by):
         share = longest.by[name].figures["peak_bytes"] / longest.of["output_bytes"]
         yield Criterion(f"peak memory over the output, {name}", share, MEMORY_TIMES_OUTPUT)
-    for entry in run.table("first call"):
-        if entry.by in OURS:
-            seconds = entry.figures["call_seconds"]
-            yield Criterion(f"first call, {entry.by}, s", seconds, FIRST_CALL_SECONDS)
 
 
 def _speed_limits(run: Run) -> Iterator[Criterion]:

@@ -31,8 +31,8 @@ from benchmarks.engine.results import Entry, Run, start
 from harness.measuring.runner import MeasurementError, Options, probe
 from harness.measuring.runner import measure as timed
 from harness.terminal import one_line
+from harness.worker.chain import drawn
 from harness.worker.compare import figures
-from harness.worker.inputs import drawn
 from harness.worker.own_layer import draw_weights
 from harness.worker.subject.serve import OPERANDS, InProcessSubject
 from harness.worker.subject.tree import load_tree

@@ -34,7 +34,9 @@ class Tree(NamedTuple):
     ours: bool = False  # whether the tree must keep the rule book
     portable: bool = False  # without the instructions that only Hopper has, as on other GPUs
     lengths: tuple[int, ...] = SOME_LENGTHS
-    checks: tuple[int, ...] = ()  # a speed needs that of its length or the next, else the longest
+    # lengths of correctness checks; a speed needs the check of its own length, else of the next
+    # longer one, else of the longest
+    checks: tuple[int, ...] = ()
     cold: tuple[int, ...] = SOME_LENGTHS  # lengths with empty kernel caches at first
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens
@@ -46,7 +48,7 @@ class Tree(NamedTuple):
 
     def fitting(self, fits: Callable[[int], bool]) -> Tree:
         """Return the tree without the lengths that do not fit into a GPU's memory."""
-        lengths, checks = (tuple(filter(fits, one)) for one in (self.lengths, self.checks))
+        lengths, checks = (tuple(filter(fits, tokens)) for tokens in (self.lengths, self.checks))
         return self._replace(lengths=lengths, checks=checks)
 
     def due(self, already: int) -> list[int]:

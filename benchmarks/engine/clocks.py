@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from torch import Tensor
 Call = Callable[[], object]
 
 ROTATED_BYTES = 256 << 20
-"""Decoding alternates between 4 to 64 copies of its state, of about so many bytes in all: more than
-any L2 cache."""
+"""Total bytes of the 4 to 64 copies of a state between which decoding alternates: more than any L2
+cache."""
 
 CLOCKS = """\
 The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is timed. \
@@ -168,6 +169,32 @@ def eager_ms(calls: Call | Sequence[Call], least_ms: float = 10) -> float:
         return (time.perf_counter() - start) * 1e3 / times
 
     return steady(loop, least_ms, repeats=11, warm=0.2) / len(calls)
+
+
+class Single(NamedTuple):
+    """Median milliseconds of a call that begins and ends with an idle GPU, by the host's clock."""
+
+    host: float  # until the call returned
+    wall: float  # until its results
+
+
+def single_ms(call: Call, times: int, warm: int) -> Single:
+    """Time a call `times` times after `warm` calls, each from an idle GPU to an idle GPU."""
+    host, wall = [], []
+    for _ in range(warm + times):
+        _synchronize()
+        begin = time.perf_counter()
+        results = call()
+        host.append((time.perf_counter() - begin) * 1e3)
+        _synchronize()
+        wall.append((time.perf_counter() - begin) * 1e3)
+        del results
+    return Single(median(host[warm:]), median(wall[warm:]))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def events_ms(calls: Sequence[Call], times: int) -> float:

@@ -147,7 +147,7 @@ def checked(
 
 
 def attempt(entry: Callable[..., Entry], make: Callable[[], Mapping[str, Any]]) -> Entry:
-    """Return the entry with the results that `make` returns, or with the reason for their lack."""
+    """Return the entry with the results of `make`, or with the reason why there are none."""
     try:
         return entry(**make())
     except torch.OutOfMemoryError:

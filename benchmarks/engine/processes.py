@@ -66,5 +66,5 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 def _send(results: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.setsid()
     result = function(*arguments)
-    for one in result if isinstance(result, Iterator) else (result,):
-        results.send(one)
+    for value in result if isinstance(result, Iterator) else (result,):
+        results.send(value)

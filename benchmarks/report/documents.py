@@ -48,7 +48,7 @@ def case_of(run: Run) -> ModuleType:
 
 
 def limits_of(*runs: Run) -> list[Criterion]:
-    return [one for run in runs for one in case_of(run).limits(run)]
+    return [criterion for run in runs for criterion in case_of(run).limits(run)]
 
 
 def summary(criteria: Sequence[Criterion]) -> str:

@@ -123,7 +123,7 @@ class Estimates(NamedTuple):
         """Return the implementation that a card runs by default: the faster one in a long call."""
         if gpu.hopper:
             return self.hopper
-        return max(self.portable, self.fused, key=lambda one: one.speed(LONG_TOKENS, gpu))
+        return max(self.portable, self.fused, key=lambda path: path.speed(LONG_TOKENS, gpu))
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
         return self.path(gpu).speed(tokens, gpu)
@@ -132,6 +132,6 @@ class Estimates(NamedTuple):
 def speeds(run: Run) -> Mapping[int, float]:
     """Return the median tokens/s of a run of `layer` by length."""
     return {
-        tokens: median(one.figures["tokens_per_sec"] for one in processes)
+        tokens: median(process.figures["tokens_per_sec"] for process in processes)
         for tokens, processes in by_length(run).items()
     }

@@ -107,7 +107,7 @@ STEPS = {
         ),
         Step("x to bf16", r"bfloat16_copy", ("x",), ("x bf16",)),
         Step("projections of q, k, v and the gate", GEMM, ("x bf16",), PROJECTED, (QKVG,)),
-        Step("gate's narrow half set apart", r"direct_copy", (NARROW,), (NARROW,)),
+        Step("gate's narrow half copied", r"direct_copy", (NARROW,), (NARROW,)),
         Step("convolution and SiLU", r"conv", QKV, QKV),
         *OPERATOR,
         Step("gate widened, norm", r"gate_and_norm", ("o", NARROW), ("normed",), ("wide gate",)),
@@ -171,7 +171,7 @@ def find_steps(launches: Sequence[Entry], steps: Sequence[Step]) -> list[StepTim
         mine = [launch for owner, launch in assigned if owner is step]
         if mine:
             names = tuple(dict.fromkeys(short_name(str(launch.of["kernel"])) for launch in mine))
-            ms = sum(one.figures["ms"] for one in mine)
+            ms = sum(launch.figures["ms"] for launch in mine)
             times.append(StepTime(step, names, len(mine), ms))
     return times
 

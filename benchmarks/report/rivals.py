@@ -64,5 +64,5 @@ def documents() -> dict[Path, str]:
     if not measured():
         return {}
     run = run_of(NAME)
-    lengths = sorted({int(one.of["tokens"]) for one in run.table("speed")}, reverse=True)
+    lengths = sorted({int(entry.of["tokens"]) for entry in run.table("speed")}, reverse=True)
     return page(NAME, rows=rows(run), rivals=run, lengths=lengths)

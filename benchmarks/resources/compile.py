@@ -6,8 +6,8 @@
 Triton kernels are compiled as quasar_kernels/compile_specs.py and the specs of the blocks describe
 them, each .cu file by nvcc (the wheels of the `dev` extra, else the one on PATH), for the target
 that NVRTC uses at run time. A .cu file may hold kernels for some GPUs only. --check compares
-registers, stack, spills and shared memory with the committed table; --write writes the table and
-its page in docs. The exit status is 1 if something does not compile, needs more shared memory than
+registers, stack, spills and shared memory with the committed table; --write writes the table. The
+exit status is 1 if something does not compile, needs more shared memory than
 a GPU has (for Triton's kernels: than the smallest GPU has), or differs from the table with --check.
 
 --quick omits GPUs if their code differs little from that of another one (see `is_quick`).
@@ -261,9 +261,7 @@ def _cuda_parts(source: Path) -> list[str]:
 
 def _packages() -> list[str]:
     """Return the versions of CUDA's packages, and of the host compiler that nvcc calls."""
-    packages = [
-        f"{one.name} {one.version}" for one in distributions() if one.name.startswith("nvidia-")
-    ]
+    packages = [f"{x.name} {x.version}" for x in distributions() if x.name.startswith("nvidia-")]
     host = shutil.which("g++")
     return [*sorted(packages), output([host, "--version"]) if host else ""]
 

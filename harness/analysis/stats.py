@@ -31,8 +31,8 @@ def agreement(sample: Sample) -> float | None:
 def rows(samples: Sequence[Sample]) -> list[tuple[str, ...]]:
     """Return the cells of each length, under HEADER; a dash marks an unknown figure."""
     return [
-        _row([one for one in samples if one.length == length])
-        for length in sorted({one.length for one in samples})
+        _row([sample for sample in samples if sample.length == length])
+        for length in sorted({sample.length for sample in samples})
     ]
 
 

@@ -99,7 +99,7 @@ class ForClaim:
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
         """Return a failure of the target if another length failed that validators time too."""
-        first = next((one for one in failures if one.length in self.others), None)
+        first = next((failure for failure in failures if failure.length in self.others), None)
         if first is None or self.target in _failed(failures):
             return []
         reason = f"{first.length} tokens, which validators time too, failed: {first.reason}"

@@ -120,7 +120,7 @@ def measure(
 def require_passed(correctness: Correctness) -> Correctness:
     """Return a correctness check that passed; raise a MeasurementError otherwise."""
     if not correctness.passed:
-        failed = "; ".join(str(one) for one in correctness.failed[:3])
+        failed = "; ".join(str(check) for check in correctness.failed[:3])
         raise MeasurementError(f"wrong results: {failed}", "gate", correctness=correctness)
     return correctness
 

@@ -164,7 +164,7 @@ class Sampler:
         self._disturbed = False
         errors = self._errors(longest, lengths)
         # a failure stops the other processes: report "stopped" only if there is no other error
-        for length, error in [one for one in errors if one[1].kind != "stopped"] or errors:
+        for length, error in [found for found in errors if found[1].kind != "stopped"] or errors:
             if error.kind not in self.policy.left_out:
                 error.length = length
                 raise error
@@ -179,7 +179,7 @@ class Sampler:
         """Raise a MeasurementError if too many consecutive samples of a length were rejected."""
         for length, number in self._rejected.items():
             if number >= self.policy.attempts:
-                last = next(one for one in reversed(self.samples) if one.length == length)
+                last = next(sample for sample in reversed(self.samples) if sample.length == length)
                 reason = f"{number} samples at {length} tokens were disturbed: {rejection(last)}"
                 error = MeasurementError(reason, "disturbed")
                 error.length = length

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.worker.inputs import drawn
 from harness.workload import WORKLOAD
 
 RUN = 32
@@ -35,6 +34,19 @@ could solve for a false digest that gives the next call any input."""
 _LEVELS = 256
 _WIDTH = math.sqrt(12)  # of the uniform distribution of variance 1
 _MAX_GRAPHS = 8
+
+
+def drawn(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
+    """Return standard normal fp32 values, the same in each process for a seed and a device.
+
+    Referee and subject draw long inputs from a common seed, instead of sending gigabytes.
+    """
+    return fill(torch.empty(*shape, device=device), seed)
+
+
+def fill(tensor: Tensor, seed: int) -> Tensor:
+    """Fill a contiguous fp32 tensor with the values of `drawn` for its shape, and return it."""
+    return tensor.normal_(generator=torch.Generator(tensor.device).manual_seed(seed))
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class ChainMaps:
     def factors(self, keys: Tensor, digests: Tensor) -> Tensor:
         """Return factors of mean 0 and variance 1 by `[calls, channels]` keys and digests."""
         both = zip(keys, digests, strict=True)
-        return _WIDTH * torch.stack([self.fractions(*one) for one in both]) + _offset()
+        return _WIDTH * torch.stack([self.fractions(*pair) for pair in both]) + _offset()
 
 
 def fill_keys(keys: Tensor, seed: int) -> Tensor:

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.sample import Correctness
+from harness.worker.chain import drawn
 from harness.worker.channel import SubjectProxy
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
-from harness.worker.inputs import drawn
 from harness.worker.own_layer import draw_weights
 from harness.worker.subject.serve import InProcessSubject
 from harness.workload import ORACLE_LENGTH, WORKLOAD
@@ -319,8 +319,8 @@ def check_correctness(
 ) -> Correctness:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
-    It stops after the first stage that finds a fault. Inputs are drawn from `seed`, a secret one if
-    None. `own` is as in `Checker`. The subject's exceptions are not caught.
+    It stops after the first stage that finds a fault. `seed` determines the inputs; None selects a
+    secret seed. `own` is as in `Checker`. The subject's exceptions are not caught.
     """
     started = time.monotonic()
     checker = Checker.draw(device, seed, own=own)

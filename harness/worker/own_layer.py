@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.worker.chain import RUN
-from harness.worker.inputs import drawn
+from harness.worker.chain import RUN, drawn
 from harness.workload import WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 

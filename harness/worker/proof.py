@@ -23,12 +23,12 @@ from harness.worker.chain import (
     STEP,
     ChainMaps,
     Link,
+    drawn,
     fill_keys,
 )
 from harness.worker.channel import SubjectProxy
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
-from harness.worker.inputs import drawn
 from harness.worker.own_layer import SEGMENT, draw_weights, output_size, outputs, secret_seed
 from harness.worker.subject.timing import synchronize
 from harness.workload import WORKLOAD

@@ -26,7 +26,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("forward", "figures/peak_bytes", 1 << 40, {"by": "cuda", "tokens": 1_000_000}, "memory"),
         ("forgetting", "errors/o", 0.5, {}, "0 slow heads: 0.5, limit 0.006"),
         ("forgetting", "figures/rested_ms", 9.0, {}, "0 slow heads, over one without early stops"),
-        ("first call", "figures/call_seconds", 8.1, {"by": "cuda"}, "cuda, s: 8.1, limit 8"),
         ("accuracy", "errors/worst eighth", 0.5, {"by": "triton"}, "triton, worst eighth: 0.5"),
         ("accuracy", "errors/o", 1e-4, {"by": "triton"}, "layer-like, cuda over triton"),
         ("decoding", "figures/graph_ms", 1e-4, {"by": "copy", "batch": 128}, "copy bandwidth"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from harness.__main__ import _Printer, main
@@ -70,16 +68,11 @@ def test_debug_prints_a_workers_traceback(make_tree, capsys, words):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["required"] == ["sha256", "report"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "--tree is required"),
-        (["no-such"], "there is no command 'no-such'; give one of schema, compare"),
+        (["no-such"], "there is no command 'no-such'; give one of compare, gates"),
         (["comapre"], "there is no command 'comapre'; did you mean 'compare'?"),
         (["--tree", ".", "--lenghts=512", "x"], "--lenghts=512 x; did you mean --lengths?"),
         (["compare", ".", ".", "--pairz", "5"], "did you mean --pairs?"),
@@ -90,6 +83,7 @@ def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tree", ".", "--markdown", "/proc"], "/proc cannot be written"),
         (["compare", ".", ".", "--svg", "/proc/none/x"], "/proc/none/x cannot be written"),
         (["history", "report.json"], "history was removed in 0.3.0. `git log -p FILE`"),
+        (["schema"], "schema was removed in 0.3.0. `harness/report.py`"),
         (["profile", "--tree", "."], "removed in 0.3.0. `python -m benchmarks layer_profile`"),
     ],
 )

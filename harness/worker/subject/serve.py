@@ -21,10 +21,9 @@ from torch import Tensor
 
 from harness.measuring.job import Exit
 from harness.measuring.process import die_with_parent, hide
-from harness.worker.chain import MAX_CALLS, SCALED, ChainMaps, Link
+from harness.worker.chain import MAX_CALLS, SCALED, ChainMaps, Link, drawn, fill
 from harness.worker.channel import Channel, SubjectProxy, WireError
 from harness.worker.failures import WorkerError, as_worker_error
-from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
 from harness.worker.subject.confine import give_up_privileges
 from harness.worker.subject.timing import (

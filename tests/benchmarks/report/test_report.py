@@ -35,10 +35,10 @@ def test_failures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         if name == "sanitizer":
             return changed(run, "tools", "failure", "layer was cut off", by="memcheck")
         if name == "operator":
-            return changed(run, "first call", "figures/call_seconds", 8.1, by="cuda")
+            return changed(run, "forgetting", "errors/o", 0.5)
         return run
 
     monkeypatch.setattr(documents, "run_of", run_of)
     (text,) = page("kernels").values()
     assert re.search(r"\n\| memcheck \| [^|]* \| layer was cut off \|", text), text
-    assert "1 of 139 limits are missed:\n\n- first call, cuda, s: 8.1, limit 8" in text
+    assert "1 of 137 limits are missed:\n\n- error of 200000 tokens, 0 slow heads: 0.5" in text

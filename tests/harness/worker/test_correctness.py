@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from harness.sample import Correctness
+from harness.worker.chain import drawn
 from harness.worker.compare import Checker, figures
 from harness.worker.correctness import check_correctness
 from harness.worker.failures import WorkerError
-from harness.worker.inputs import drawn
 from harness.worker.subject.serve import InProcessSubject
 from harness.worker.subject.timing import tampered, time_layer
 from tests.harness import honest

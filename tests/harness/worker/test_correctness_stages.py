@@ -14,10 +14,10 @@ from torch import Tensor
 
 from harness.sample import Correctness
 from harness.worker import correctness as module
+from harness.worker.chain import drawn
 from harness.worker.compare import LIMITS, Checker
 from harness.worker.correctness import check_correctness, compare_layer
 from harness.worker.failures import WorkerError
-from harness.worker.inputs import drawn
 from harness.worker.subject.serve import InProcessSubject
 from quasar_kernels.reference import quasar_chunked
 from tests.harness import honest

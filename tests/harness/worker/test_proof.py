@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from harness.worker import own_layer, proof
-from harness.worker.chain import SCALED, STEP, ChainMaps, Link, fill_keys
+from harness.worker.chain import SCALED, STEP, ChainMaps, Link, drawn, fill_keys
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
-from harness.worker.inputs import drawn
 from harness.workload import WORKLOAD
 from quasar_kernels.reference import quasar_layer, quasar_recurrence
 

@@ -404,37 +404,6 @@ def test_a_new_installation_requires_space_for_its_build_and_extras(checkout, gp
     assert not (checkout.root / ".venv").exists()
 
 
-def test_the_distribution_of_the_old_name_is_uninstalled(installed: Checkout) -> None:
-    (site,) = installed.root.glob(".venv/lib/*/site-packages")
-    old = site / "quasar_miner-0.1.0.dist-info"
-    old.mkdir()
-    for name, text in {
-        "METADATA": "Metadata-Version: 2.1\nName: quasar-miner\nVersion: 0.1.0\n",
-        "INSTALLER": "pip\n",
-        "RECORD": "".join(
-            f"{name},,\n"
-            for name in (
-                "__editable__.quasar_miner-0.1.0.pth",
-                f"{old.name}/METADATA",
-                f"{old.name}/INSTALLER",
-                f"{old.name}/RECORD",
-            )
-        ),
-    }.items():
-        (old / name).write_text(text)
-    finder = site / "__editable__.quasar_miner-0.1.0.pth"
-    finder.write_text("/gone\n")
-    stamp = installed.root / ".venv/quasar-install"
-    stamp.write_text(stamp.read_text().replace("extras=miner", "extras="))
-    status, _, err = installed.run()
-    assert status == 0, err
-    assert not old.exists()
-    assert not finder.exists()
-    listed = run(installed.root / ".venv/bin/python", "-m", "pip", "list", "--format=freeze")
-    assert "quasar-miner" not in listed.stdout
-    assert "quasar-kernels==0.1" in listed.stdout
-
-
 def test_neurons_can_be_imported_from_any_folder(installed: Checkout) -> None:
     python = installed.root / ".venv/bin/python"
     code = "import neurons; print(list(neurons.__path__)[0])"
