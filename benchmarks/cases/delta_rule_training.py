@@ -31,8 +31,9 @@ from quasar_kernels.mount import mount
 SHAPES = (
     *(Shape(1, 32_768, heads, 128) for heads in (8, 32, 64)),
     Shape(16, 8192, 64, 128),
+    delta_rule.LONG,
 )
-"""FlashQLA's own shapes."""
+"""FlashQLA's own shapes, and a long sequence."""
 SEQUENCES, SHORTEST, LONGEST = 64, 100, 4000
 HEADS = ((8, 128), (32, 128), (8, 64))
 """Heads and width of the packed and batched calls."""

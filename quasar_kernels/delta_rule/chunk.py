@@ -49,8 +49,9 @@ def chunk_delta_rule(
         output_final_state: whether to return the state after each sequence.
         use_qk_l2norm_in_kernel: whether to normalise q and k to unit length first.
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
-            ones included.
-        cu_seqlens_cpu: a copy of them on the host, which saves a synchronisation.
+            ones included. Values on a GPU are read once for each version of the tensor, which
+            `dist.broadcast` and other collectives do not increase: pass a new tensor after these.
+        cu_seqlens_cpu: a copy of them on the host, which saves that synchronisation.
         cp_context: from fla's `build_cp_context` (contiguous layout), or from the one in
             `fla.ops.quasar.parallel.context`, which allows slices of any lengths. The tensors are
             then this rank's slice of packed sequences (B = 1), and the context's bounds replace

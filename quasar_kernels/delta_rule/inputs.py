@@ -18,6 +18,7 @@ from fla.ops.quasar.arguments import (
 )
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.preparation import Preparation
+from fla.ops.quasar.segments import host_bounds
 from torch import Tensor
 
 CHUNK_SIZES = (16, 32, 64)
@@ -72,7 +73,7 @@ def bounds_on_host(
 ) -> Tensor | None:
     """Return the bounds on the host, where launches need them; None without bounds.
 
-    Without a copy from the caller, bounds on a GPU are copied to the host, which synchronises. The
+    Without a copy from the caller, `segments.host_bounds` copies bounds on a GPU to the host. The
     caller's copy is compared with bounds on the host, but not with bounds on a GPU.
 
     Raises:
@@ -84,7 +85,7 @@ def bounds_on_host(
             raise ValueError("cu_seqlens_cpu copies cu_seqlens, which is None: pass both")
         return None
     if cu_seqlens_cpu is None:
-        bounds = cu_seqlens.cpu()
+        bounds = torch.tensor(host_bounds(cu_seqlens), dtype=cu_seqlens.dtype)
     else:
         bounds = cu_seqlens_cpu.cpu()
         known = bounds if cu_seqlens.is_cuda else cu_seqlens

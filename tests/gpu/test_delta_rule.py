@@ -100,9 +100,10 @@ def test_gradients_with_zero_step_sizes_and_resets_of_the_state(monkeypatch, nam
     assert_gradients(x._replace(g=torch.where(forgets, -200.0, x.g)), 0.125)
 
 
-@pytest.mark.parametrize("decay", [0.02, 1.0])
+@pytest.mark.parametrize("decay", [0.02, 0.1, 1.0])
 def test_gradients_with_early_stops(monkeypatch, decay):
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
+    monkeypatch.setattr(cuda_scan_bwd, "LONG", 1)
     x = draw(28_000, H=64, decay=decay)  # many heads, so a segment has more than LONG tokens
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, ("-DQUASAR_DECAY",)))
     assert cuda_scan.cut_segments(program, x.q, None).length >= cuda_scan.LONG
@@ -194,6 +195,17 @@ def test_every_path_of_the_gated_gradients(options):
     leaves = [y.requires_grad_() for y in wide(x)]
     wanted = torch.autograd.grad(delta_chunked(*leaves)[0], leaves, do.double())
     check((*found[:4], found.g), wanted, GRADIENT[BF16])
+
+
+@gates
+def test_packed_calls_are_captured_once_their_bounds_are_known(gated):
+    x, bounds = draw(600), packed([100, 200, 300], "cuda")
+    expected, _ = chunk(x, gated, cu_seqlens=bounds)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, _ = chunk(x, gated, cu_seqlens=bounds)
+    graph.replay()
+    assert torch.equal(o, expected)
 
 
 @gates

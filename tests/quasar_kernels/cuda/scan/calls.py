@@ -100,7 +100,7 @@ def cut_by(x: Call, length: int) -> Segments:
     """Cut the sequences of a call into segments of `length` tokens."""
     B, T = x.k.shape[:2]
     if x.bounds is not None:
-        table = packed_table(x.bounds.tolist(), length, x.k.device)
+        table = packed_table(x.bounds.tolist(), length, x.k.device, longest_first=True)
         return Segments(len(table.table), len(x.bounds) - 1, 0, 0, *table)
     count = -(-T // length)
     return Segments(B * count, B, count, length, None, None, length)

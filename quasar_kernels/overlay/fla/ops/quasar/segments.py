@@ -83,16 +83,22 @@ class PackedTable(NamedTuple):
     longest: int  # tokens of the longest segment
 
 
-def packed_table(bounds: Sequence[int], length: int, device: torch.device) -> PackedTable:
+def packed_table(
+    bounds: Sequence[int], length: int, device: torch.device, longest_first: bool = False
+) -> PackedTable:
     """Cut sequences into segments of `length` tokens; `bounds` has N + 1 numbers.
 
-    Calls with equal bounds share one table, which must not be changed.
+    With `longest_first`, sequences of which none is cut are sorted, so that no long one starts last
+    and keeps the GPU waiting; `first` then has no meaning. Calls with equal arguments share one
+    table, which must not be changed.
     """
-    return _packed_table(tuple(bounds), length, device)
+    return _packed_table(tuple(bounds), length, device, longest_first)
 
 
 @functools.lru_cache(64)
-def _packed_table(bounds: tuple[int, ...], length: int, device: torch.device) -> PackedTable:
+def _packed_table(
+    bounds: tuple[int, ...], length: int, device: torch.device, longest_first: bool
+) -> PackedTable:
     table, first = [], [0]
     for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
         # an empty sequence has one empty segment, which passes the initial state on
@@ -101,6 +107,8 @@ def _packed_table(bounds: tuple[int, ...], length: int, device: torch.device) ->
             place = (t == starts[0]) + 2 * (t == starts[-1])
             table.append((n, t, min(length, stop - t), place))
         first.append(len(table))
+    if longest_first and len(table) < len(bounds):
+        table.sort(key=lambda row: -row[2])
     rows = torch.tensor(table, dtype=torch.int64, device=device).view(-1, 4)
     firsts = torch.tensor(first, dtype=torch.int64, device=device)
     return PackedTable(rows, firsts, max((tokens for _, _, tokens, _ in table), default=0))

@@ -39,6 +39,9 @@ from fla.ops.quasar.operator_types import Gradients, Saved
 from fla.ops.quasar.segments import Segments
 
 
+LONG = 8192
+"""Least tokens of the longest segment for which state_gradient_map searches for tokens that decays
+make negligible. In shorter segments the search costs more time than it saves."""
 _SMALL = 16 << 20  # bytes up to which torch's allocator puts several tensors into one block
 NO_MAPS = bytes(8 * TENSOR_MAP)
 """The second parameter on GPUs without tensor maps."""
@@ -55,7 +58,7 @@ class Arguments(ctypes.Structure):
         *fields(INT, "per_sequence heads parts"),
         *fields(FLOAT, "scale"),
         *fields(POINTER, "decay"),
-        *fields(INT, "group"),
+        *fields(INT, "group omits"),
     ]
 
 
@@ -185,12 +188,13 @@ def backward(
     )  # fmt: skip
     qs, ks, vs, os = q.stride()[:3], k.stride()[:3], v.stride()[:3], d_o.stride()[:3]
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts, scale, decay, group
+    omits = cut.longest >= LONG
     maps = NO_MAPS
     if program.on_hopper:
         maps = gradient_maps(v.shape, group, tuple(pointers[:8]), (qs, ks, vs, os))
     arguments = ctypes.c_char_p * 2
-    parameters = arguments(serialize(*pointers, table, first, *sizes), maps)
-    by_tiles = arguments(serialize(*pointers, tile_rows, 0, *sizes), maps)
+    parameters = arguments(serialize(*pointers, table, first, *sizes, omits), maps)
+    by_tiles = arguments(serialize(*pointers, tile_rows, 0, *sizes, omits), maps)
     walk_grid = cut.total * H * (S // PANEL), 1
     kernels = program.kernels
     kernels["state_checkpoint"].launch(walk_grid, parameters)

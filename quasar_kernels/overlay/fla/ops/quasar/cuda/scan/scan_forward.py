@@ -233,7 +233,7 @@ def cut_shape(
     else:
         _, length = cut_evenly(program, bounds[-1], 1, H, S)
     length = length if every is None else dividing(every, length, tile)
-    packed = packed_table(bounds, length, device)
+    packed = packed_table(bounds, length, device, longest_first=True)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
 

@@ -76,7 +76,8 @@ class CudaSliceGradient:
         T, H = v.shape[1:3]
         group, scale = H // q.shape[2], saved.inputs.scale
         sizes = T, 0, *itertools.chain(*strides), 0, H, self._parts
-        self._sizes = *sizes, scale, *addresses(g), group
+        omits = self._cut.segments.longest >= scan_backward.LONG
+        self._sizes = *sizes, scale, *addresses(g), group, omits
         self._maps = scan_backward.NO_MAPS
         if program.on_hopper:
             self._maps = scan_backward.gradient_maps(v.shape, group, pointers[:8], strides)

@@ -28,6 +28,7 @@ struct GradientArguments {
   // used only with READ_STEP
   const float* decay;
   int group;  // heads that share one of q and k
+  int omits;  // whether state_gradient_map searches for tokens to omit
 };
 
 // The kernels' second argument, filled for Hopper only. All tensor maps have tiles of 64 tokens.

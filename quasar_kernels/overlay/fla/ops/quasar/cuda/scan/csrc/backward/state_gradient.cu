@@ -8,7 +8,8 @@
 // matrix is the transpose of the forward pass's. state_gradient_map computes the map's offset (in a
 // sequence's last segment the gradient itself, from d_final); after the scan over segments
 // (gradient_scan.cu), state_gradient starts from the true gradient after the segment, writes dv,
-// and stores checkpoints of dS in the rows of dk.
+// and stores checkpoints of dS in the rows of dk. With decays, the map may omit the segment's last
+// tokens (tokens_until_faded).
 //
 // Shared memory: two stages of keys and queries, two of dO (dv overwrites it), one set of
 // triangular matrices.
@@ -153,6 +154,40 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   }
 }
 
+// The number of tokens from a segment's begin, in whole tiles, that the map must include. The decay
+// from later tokens to the begin is below 2^-126, so it is zero in fp32, as in the forward pass's
+// map. Every warp computes the number. It is the whole segment if the decays are so weak that the
+// search would take long.
+__device__ __forceinline__ int tokens_until_faded(const GradientArguments& arg,
+                                                  const Segment& segment, int head, int lane) {
+  constexpr float FADED = -126.f / 1.44269504f;
+  constexpr int STEP = 32 * CHUNK;
+  const float* decay = arg.decay + entry_of(arg, segment, head, 0);
+  float before = 0.f;  // the log decay of the tokens before `begin`
+  int begin = 0;
+  // goes on only while the tokens so far suggest that half of the segment is enough
+  for (; begin < segment.tokens && before * segment.tokens <= 2 * FADED * begin; begin += STEP) {
+    const int token = begin + lane * CHUNK;
+    float sum = 0.f;  // of 16 tokens
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i)
+      if (token + i < segment.tokens) sum += decay[(i64)(token + i) * arg.heads];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float earlier = __shfl_up_sync(ALL, sum, step);
+      if (lane >= step) sum += earlier;
+    }
+    // the first lane after whose tokens all has faded is 32 - faded
+    const int faded = (int)__reduce_max_sync(ALL, before + sum < FADED ? 32 - lane : 0);
+    if (faded) {
+      const int end = begin + (33 - faded) * CHUNK;
+      return min((end + WALK_TOKENS - 1) / WALK_TOKENS * WALK_TOKENS, segment.tokens);
+    }
+    before += __shfl_sync(ALL, sum, 31);
+  }
+  return segment.tokens;
+}
+
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
                                               const GradientMaps& maps) {
@@ -161,8 +196,12 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
-  const Segment segment = find_segment(arg, unit / arg.heads);
+  Segment segment = find_segment(arg, unit / arg.heads);
   if (MAP && segment.is_first) return;  // no segment precedes a sequence's first one
+  if constexpr (MAP && DECAY) {
+    const int kept = arg.omits ? tokens_until_faded(arg, segment, head, lane) : segment.tokens;
+    if (kept < segment.tokens) segment.tokens = kept, segment.is_last = false;  // zero after them
+  }
   const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + WALK_TOKENS - 1) / WALK_TOKENS;
