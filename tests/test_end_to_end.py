@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -163,6 +164,22 @@ def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished
     assert after.rank == 1
     assert "VALIDATED, rank 1" in life.finished.stdout
     assert "cp .env.example .env" in life.finished.stdout
+
+
+def shape(line: str) -> str:
+    """Return a line of the summary without its numbers, time, commit and folder."""
+    line = re.sub(r"/\S*/state/", "/.../state/", line.strip())
+    line = re.sub(r"\d{4}-\d\d-\d\d \S+Z", "...", line)
+    return re.sub(r"\d[\d,.]*", "#", re.sub(r"\b[0-9a-f]{40}\b", "COMMIT", line))
+
+
+def test_the_sample_in_the_readme_has_the_lines_that_once_prints(life: Life) -> None:
+    text = (PROJECT / "README.md").read_text()
+    sample = re.findall(r"^    (?:submission|  \w+ ) .*$", text, re.M)
+    assert len(sample) == 6
+    shown = life.finished.stdout.splitlines()
+    first = next(n for n, line in enumerate(shown) if line.startswith("submission  VALIDATED"))
+    assert [shape(line) for line in shown[first : first + 6]] == [shape(line) for line in sample]
 
 
 def test_status_shows_whether_a_miner_runs(life: Life) -> None:
