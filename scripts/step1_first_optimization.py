@@ -86,13 +86,8 @@ def main(
     parser.add_argument(
         "--lengths", type=parse_lengths, default="512,1024,2048", help="sequence lengths"
     )
-    parser.add_argument(
-        "--blocks",
-        "--pairs",
-        type=int,
-        default=MIN_BLOCKS,
-        help=f"of three processes each, at least {MIN_BLOCKS} ({MIN_BLOCKS})",
-    )
+    blocks = f"of three processes each, at least {MIN_BLOCKS} ({MIN_BLOCKS})"
+    parser.add_argument("--blocks", "--pairs", type=int, default=MIN_BLOCKS, help=blocks)
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument(
         "--out",
@@ -102,7 +97,6 @@ def main(
     )
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     args = parser.parse_args(argv)
-    lengths = args.lengths
     if args.blocks < MIN_BLOCKS:
         parser.error(f"--blocks must be at least {MIN_BLOCKS}")
     try:
@@ -113,23 +107,23 @@ def main(
         if not args.skip_setup:
             clone(args.fork, args.upstream)
         if not (args.fork / LAYER_FILE).is_file():
-            raise QuasarError(
-                f"{args.fork} does not contain {LAYER_FILE}; name a clone of the fork."
-            )
+            problem = f"{args.fork} does not contain {LAYER_FILE}; name a clone of the fork."
+            raise QuasarError(problem)
         with tempfile.TemporaryDirectory(prefix="step1-") as name:
             shipped, copy = Path(name, "shipped"), Path(name, "copy")
             copy_fork(args.fork, OVERLAY, OVERLAY, "layer", shipped)
-            correctness = checker(shipped, max(lengths), Options(args.device))
+            correctness = checker(shipped, max(args.lengths), Options(args.device))
             print(f"correctness check: {'passed' if correctness.passed else 'FAILED'}", flush=True)
             for failed in correctness.failed[:3]:
                 print(f"  {failed}")
             if not correctness.passed:
                 return 1
             fork = runs_here(
-                args.fork.resolve(), min(lengths), args.device, timer, debug=args.debug
+                args.fork.resolve(), min(args.lengths), args.device, timer, debug=args.debug
             )
             comparison = Comparison(
-                *(Options(args.device), args.blocks),
+                Options(args.device),
+                args.blocks,
                 checked=False,
                 measure=timer,
                 on_block=block_printer(Progress(), args.blocks),
@@ -137,22 +131,19 @@ def main(
             results = []
             if fork is None:
                 copy_fork(args.fork, OVERLAY, OVERLAY, "layer", copy)
-            for length, difference in comparison.run(fork or copy, shipped, lengths):
+            for length, difference in comparison.run(fork or copy, shipped, args.lengths):
                 results.append((length, difference))
                 text = difference if fork else f"{difference.b:,.0f} tokens/s"
                 print(f"{length:>9} tokens: {text}", flush=True)
-    except MeasurementError as error:
-        sys.stderr.write(f"{error.explain(debug=args.debug)}\n")
-        return 1
-    except (QuasarError, Rejected) as error:
-        sys.stderr.write(f"{error}\n")
+    except (MeasurementError, QuasarError, Rejected) as error:
+        reason = error.explain(debug=args.debug) if isinstance(error, MeasurementError) else error
+        sys.stderr.write(f"{reason}\n")
         return 1
     names = NAMES if fork else (f"{NAMES[1]}, first", f"{NAMES[1]}, again")
     summary = table(results, names)
-    args.out.with_suffix(".md").write_text(summary)
+    args.out.write_text(summary)
     args.out.with_suffix(".svg").write_text(plot(results, names))
-    files = f"{args.out.with_suffix('.md')} and {args.out.with_suffix('.svg')}"
-    print(f"\n{summary}\nwritten to {files}")
+    print(f"\n{summary}\nwritten to {args.out} and {args.out.with_suffix('.svg')}")
     return 0
 
 

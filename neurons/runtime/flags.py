@@ -168,7 +168,9 @@ def start(
         settings = load_settings(given.settings, given.env_file, process=process)
         try:
             observe.configure(
-                *(settings.log_level, settings.log_format, settings.secrets()),
+                settings.log_level,
+                settings.log_format,
+                settings.secrets(),
                 file=settings.state_dir / "logs" / f"{process}.log",
                 ordinary=sys.stdout,
             )
