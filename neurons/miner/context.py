@@ -54,7 +54,7 @@ _SHOWN: dict[State, tuple[str, ...]] = {
     State.PREMATURE: ("rank",),
     State.REJECTED: ("score",),
 }
-"""The attributes that the log shows when a submission reaches a state; never the salt."""
+"""The attributes that the log shows when a submission reaches a state (never the salt)."""
 
 _COMMITMENTS = (State.COMMITTING, State.COMMITTED, State.SUBMITTING)
 _BAD_ENDS = (State.REJECTED, State.PREMATURE, State.UNRANKED)
@@ -204,10 +204,10 @@ class Context:
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
-        Raises Held if the fork no longer contains it, and PrivateFork before the commitment. If the
-        host refuses access otherwise, this raises Retry, because the host granted access before.
-        After the commitment, it is enough that the committed address serves the commit by its hash:
-        the branch may be overwritten or deleted, and the account renamed.
+        Raises Held if the fork no longer contains it. After the commitment, it is enough that the
+        committed address serves the commit by its hash: the branch may be overwritten or deleted,
+        and the account renamed. If the host refuses access, this raises Retry, because the host
+        granted it before; only before the commitment, a private fork raises PrivateFork.
         """
         commit, url = str(submission.commit_hash), str(submission.fork_url)
         committed = submission.submission_id is not None

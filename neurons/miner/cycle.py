@@ -117,8 +117,8 @@ class Submission:
     # the start of the round in the server's text, because a server with an emptied database counts
     # rounds from 1 again
     round_start: str | None = None
-    # number of the round's submissions before this one was sent directly; None if it certainly did
-    # not arrive
+    # number of the round's submissions before this one was sent directly; None if this one has
+    # certainly not arrived
     round_total: int | None = None
     submission_id: int | None = None
     reveal_block: int | None = None
@@ -250,7 +250,7 @@ def pause(
 def may_continue(paused: Submission, now: float) -> bool:
     """Return whether the pause of a FAILED or HELD submission has ended.
 
-    It has if the clock was turned back since its start, because it would otherwise take too long.
+    It has also ended if the clock was turned back since its start; else it could last for years.
     """
     return paused.paused and not paused.updated_at <= now < (paused.retry_at or 0.0)
 

@@ -29,8 +29,8 @@ from neurons.runtime.settings import Settings
 CRASHES_BEFORE_HELD = 2
 
 MACHINE_ATTEMPTS, MACHINE_RETRY_SECONDS = 6, 60.0
-"""Number of attempts to describe the machine before the submission is held, and the least pause
-between them: a GPU is missing while its driver is loaded, and a busy machine may be too slow."""
+"""Attempts to describe the machine before the submission is held, and the pause between them. A GPU
+is missing while its driver is loaded, and on a busy machine the description may take too long."""
 
 MAX_CPU_RUNS = 5
 """Most samples of the target on a CPU, where a claim only serves a trial."""
@@ -39,8 +39,8 @@ SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
 """The heat soak's function, and its time limit."""
 
 SLOWER, FASTER = 0.01, 1.03
-"""A confirming sample must lie between the 1% quantile of further samples, estimated from the
-earlier ones, and the fastest earlier sample times FASTER."""
+"""Bounds of a sample that confirms earlier ones: at least the speed that 99% of samples reach, as
+estimated from the earlier ones, and at most FASTER times the fastest of them."""
 
 VALID_FOR = timedelta(days=14)
 """Age at which samples expire: hardware drifts in ways that the environment does not show."""
@@ -92,7 +92,7 @@ class ClaimMeasurement:
         """
         targets, failed = tuple(targets), {failure.length for failure in self.sampler.failures}
         if not any(failed.isdisjoint(self._plan(target).lengths) for target in targets):
-            # Only a submission that was HELD starts without a target, and it is tried again.
+            # all targets failed before the submission was HELD: try them again
             self.sampler.failures = []
         with self.recorder:
             for target in targets:

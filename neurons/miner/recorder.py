@@ -124,7 +124,7 @@ def progress_of(state_dir: Path) -> dict[str, str]:
 
 
 def read_progress(state_dir: Path) -> Measuring | None:
-    """Return the measurement of the lock's holder; the caller checks that it is held.
+    """Return the progress of the process that holds the lock; the caller checks that one does.
 
     Each process that takes the lock removes an earlier file.
     """

@@ -9,18 +9,18 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 
 STARTED = BEFORE_COMMITMENT - {State.NEW}
-"""States that a change of the kernels takes back to NEW."""
+"""States that return to NEW when the kernels change."""
 
 
 def end_pauses(context: Context) -> None:
-    """Resume the paused submissions of this hotkey, whatever a clock or a server said before."""
+    """Resume this hotkey's paused submissions now, even if their pauses have not ended."""
     for submission in context.journal.live_submissions(context.identity.hotkey):
         if submission.paused:
             resume(submission, context)
 
 
 def resume(paused: Submission, context: Context) -> Submission:
-    """Resume a FAILED or HELD submission; this never counts as an acknowledgement."""
+    """Resume a FAILED or HELD submission; its rejections and failures still count."""
     if paused.state is State.HELD or paused.id not in context.logged_failures:
         context.log.info("trying again", submission=paused.id, reason=paused.reason)
     return context.record(paused, cycle.resume(paused, context.now()))

@@ -29,8 +29,8 @@ STALE_SECONDS = 90.0
 """Seconds after which an unchanged block must come from a cache: a block takes 12 seconds."""
 
 MAX_LAG = 86_400 // BLOCK_SECONDS
-"""Blocks by which a cached number may lag behind the server's clock; other servers count from
-another time or with other blocks, so their clock does not show their block."""
+"""Blocks (a day) by which a cached number may lag behind the block by the server's clock. If they
+differ more, the server counts its blocks in another way, and its clock does not help."""
 
 
 class Relation(str, Enum):
@@ -109,8 +109,8 @@ class Standing:
 def read_standing(submission: Submission, client: ApiClient) -> Standing:
     """Return the standing of `submission`; an empty one if the lists cannot be read.
 
-    Other miners' rows can make the lists unreadable for days, so the miner must continue without
-    them. Raises Retry if the server cannot be reached.
+    A bad row of another miner can make the lists unreadable for days; the miner then continues
+    without them. Raises Retry if the server cannot be reached.
     """
     standing = Standing()
     for queue, limit in _lists(client):

@@ -62,7 +62,7 @@ def copy_of(folder: Path, hotkey: str) -> Path:
 
 
 class Watcher:
-    """A thread that starts each call that may hang in a separate thread or a child process.
+    """Runs the checks in a thread; a call that may hang has its own thread or child process.
 
     Args:
         journal: the journal's file, which `note_commitment` copies to JOURNAL_COPY.

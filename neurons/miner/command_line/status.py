@@ -66,11 +66,7 @@ class Status:
             lines += _progress(self.measuring)
             return "\n".join([*lines, *map(_other, self.others)])
         deadline = deadline_of(self.submission, time.time())
-        lines += [_headline("submission", self.submission), *_figures(self.submission)]
-        if self.submission.reason:
-            lines.append(f"  reason    {self.submission.reason}")
-        if self.submission.remedy:
-            lines.append(f"  remedy    {self.submission.remedy}")
+        lines += [*_figures("submission", self.submission), *_reasons(self.submission)]
         waits = self.running or self.submission.state in VERDICTS
         start = "" if waits else "start the miner: "
         lines.append(f"  next      {start}{next_action(self.submission)}")
@@ -83,7 +79,7 @@ class Status:
                 f"{_moment(self.judges_early_at)}); SUBMISSION_MODE=auto submits directly"
             )
         if self.verdict is not None and self.verdict.id != self.submission.id:
-            lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
+            lines += _figures("last verdict", self.verdict)
         lines += map(_other, self.others)
         if self.history:
             lines += ["", *_table(self.history)]
@@ -140,14 +136,13 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
 
 def summary(submission: Submission, state_dir: Path) -> str:
     """Return the result of one submission, for the end of `once`."""
-    lines = [_headline("submission", submission), *_figures(submission)]
-    if submission.report:
-        lines.append(f"  report    {state_dir / submission.report}")
-    if submission.reason:
-        lines.append(f"  reason    {submission.reason}")
-    if submission.remedy:
-        lines.append(f"  remedy    {submission.remedy}")
-    return "\n".join(lines)
+    report = [f"  report    {state_dir / submission.report}"] if submission.report else []
+    return "\n".join([*_figures("submission", submission), *report, *_reasons(submission)])
+
+
+def _reasons(submission: Submission) -> list[str]:
+    rows = {"reason": submission.reason, "remedy": submission.remedy}
+    return [f"  {name}    {text}" for name, text in rows.items() if text]
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
@@ -191,7 +186,7 @@ def _table(submissions: tuple[Submission, ...]) -> list[str]:
     return lines
 
 
-def _headline(title: str, submission: Submission) -> str:
+def _figures(title: str, submission: Submission) -> list[str]:
     verdict = submission.state.value
     if submission.rank is not None:
         verdict += f", rank {submission.rank}"
@@ -200,23 +195,13 @@ def _headline(title: str, submission: Submission) -> str:
     name = f"{submission.id} locally"
     if submission.submission_id is not None:
         name += f", number {submission.submission_id} at the server"
-    return f"{title}  {verdict}  ({name}; {_moment(submission.updated_at)})"
-
-
-def _other(submission: Submission) -> str:
-    return (
-        f"other       submission {submission.id} of the hotkey {submission.hotkey} is "
-        f"{submission.state.value}: set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict"
-    )
-
-
-def _figures(submission: Submission) -> list[str]:
+    lines = [f"{title}  {verdict}  ({name}; {_moment(submission.updated_at)})"]
     target = submission.target_sequence_length
     if not target:
-        lines = ["  target    auto: the best length that can be measured here"]
+        lines.append("  target    auto: the best length that can be measured here")
     else:
         league, factor = league_of(target)
-        lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]
+        lines.append(f"  target    {target:,} tokens, league {league}, multiplier {factor:g}")
     if submission.tokens_per_sec is not None:
         score = submission.weighted_score
         if submission.state is State.REJECTED:
@@ -228,6 +213,13 @@ def _figures(submission: Submission) -> list[str]:
     if submission.fork_url:
         lines.append(f"  fork      {submission.fork_url} at {submission.commit_hash}")
     return lines
+
+
+def _other(submission: Submission) -> str:
+    return (
+        f"other       submission {submission.id} of the hotkey {submission.hotkey} is "
+        f"{submission.state.value}: set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict"
+    )
 
 
 def _progress(measuring: Measuring | None) -> list[str]:

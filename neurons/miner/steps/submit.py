@@ -11,7 +11,7 @@ from neurons.wire.protocol import Round, unix_time
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned, Refused)
 """The exceptions after which the server certainly does not have the submission."""
 LATE_SECONDS = 90.0
-"""Longest time after which a gateway still delivers a request after its sender has disconnected."""
+"""A gateway may deliver a request up to this many seconds after its sender has disconnected."""
 CLOCK_SLACK_SECONDS = 5.0
 """Largest error, in seconds, of the server's clock as read from a reply."""
 
