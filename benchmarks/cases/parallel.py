@@ -1,20 +1,21 @@
-"""One sequence over several GPUs: the operator and the layer, against one GPU.
+"""One sequence over several GPUs: the operator, the layer and the gated rule, against one GPU.
 
     PYTORCH_ALLOC_CONF=expandable_segments:True \
-        torchrun --nproc_per_node 2 -m benchmarks parallel --out benchmarks/h200x2/parallel.json
+        torchrun --nproc_per_node 4 -m benchmarks parallel --out benchmarks/h100x4/parallel.json
 
-Each process drives one GPU and holds a slice of the sequence. A run with one process measures one
-GPU alone, with the code of several ranks and an exchange with itself. Without the environment
-variable, fragmentation keeps the second step of the longest call from allocating its 116 GB.
+Each process drives one GPU and holds a slice of the sequence. With four processes, groups of two
+and of four are timed. Without the environment variable, fragmentation keeps the second step of the
+longest call from allocating its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from importlib import metadata
 from itertools import chain
 from statistics import median
 from typing import Any
@@ -43,22 +44,27 @@ STRAINED = (
 )
 """The comparisons: the number of tokens over all ranks, and the kind of inputs."""
 REPEATS = 7
-LONG = 8 << 20
-"""Tokens of a GPU in the longest call."""
+LONG_BYTES = 16_000
+"""Memory of a token in the longest call, which takes as many million tokens as fit."""
 
-ALIKE = {"forward_ms": 1.10, "training_ms": 1.12}
-"""Longest accepted time of two GPUs with a million tokens each, over one GPU's for its million."""
-FASTER = 1.75
-"""Least accepted speed-up of a million tokens in all on two GPUs."""
+ALIKE = {"forward": 1.10, "training": 1.12}
+"""Longest accepted time of several GPUs with a million tokens each, over one GPU's."""
+FASTER = {
+    2: {"forward": 1.75, "training": 1.75},
+    4: {"forward": 3.2, "training": 3.6},
+}
+"""Least accepted speed-up of the layer's million tokens, by the number of GPUs that share them."""
 ERROR = 6e-3
 """Largest accepted error of outputs and of q's, k's and v's gradients."""
 
 PROTOCOL = """\
 B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Every rank times \
 the same number of calls in a row (operator 32, layer and gated rule 8) by events on its GPU, \
-after a barrier; the slowest rank counts; median of 7. One GPU: the same call without a context, \
-on every GPU at once. Training is the forward and the backward pass, gradients of all inputs. \
-Errors compare the outputs of all ranks with one GPU's, and with float64."""
+after a barrier; the slowest rank counts; median of 7. The host's time is that of its launches of \
+as many forward passes, without a wait for the GPU. Replayed: a CUDA graph of that pass with its \
+exchange. One GPU: the same call without a context, on every GPU at once; groups of fewer GPUs \
+than all also run at the same time. Training is the forward and the backward pass, gradients of \
+all inputs. Errors compare the outputs of all ranks with one GPU's, and with float64."""
 
 
 def events_ms(call: Callable[[], object], times: int = 1) -> float:
@@ -68,28 +74,68 @@ def events_ms(call: Callable[[], object], times: int = 1) -> float:
     return clocks.events_ms([call], times)
 
 
+def slowest(samples: Sequence[float]) -> float:
+    """Return the median of samples, of which the slowest rank's count."""
+    values = torch.tensor(samples, device="cuda", dtype=torch.float64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return float(median(values.tolist()))
+
+
 def together_ms(call: Callable[[], object], times: int) -> float:
     """Return the median time of one call on the slowest rank; every rank calls equally often."""
     for _ in range(3):
         call()
-    slowest = torch.tensor([events_ms(call, times) for _ in range(REPEATS)], device="cuda")
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(median(slowest.tolist()))
+    return slowest([events_ms(call, times) for _ in range(REPEATS)])
 
 
-def context_of(tokens: int, taps: int | None = None) -> Any:
-    """Return the context of one sequence with about `tokens` on each rank, in whole tiles."""
+def host_ms(call: Callable[[], object], times: int) -> float:
+    """Return the median time in which the slowest rank's host launches one call."""
+    samples = []
+    for _ in range(REPEATS):
+        dist.barrier()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        samples.append((time.perf_counter() - began) * 1e3 / times)
+    return slowest(samples)
+
+
+def replayed_ms(call: Callable[[], object], times: int) -> float:
+    """Return `together_ms` of replays of a call that is captured with its exchange."""
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's watchdog thread queries events, which a capture in the mode "global" forbids
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    ms = together_ms(graph.replay, times)
+    graph.reset()
+    return ms
+
+
+@functools.cache
+def group_of(gpus: int) -> Any:
+    """Return this rank's group of so many ranks; all ranks must call it."""
+    return dist.new_subgroups(gpus)[0]  # type: ignore[no-untyped-call]
+
+
+def context_of(tokens: int, group: Any, taps: int | None = None) -> Any:
+    """Return the context of one sequence with about `tokens` on each rank, in whole tiles.
+
+    Without a group, one GPU computes alone, and the context is None.
+    """
     from fla.ops.quasar.parallel.context import build_cp_context
 
-    world = dist.get_world_size()
+    if group is None:
+        return None
+    world = dist.get_world_size(group)
     lengths = [-(-tokens // 64) * 64] * (world - 1)
     lengths.append(tokens * world - sum(lengths))
     bounds = torch.tensor([0, tokens * world], device="cuda")
-    return build_cp_context(bounds, dist.group.WORLD, taps, bounds.cpu(), lengths=lengths)
+    return build_cp_context(bounds, group, taps, bounds.cpu(), lengths=lengths)
 
 
 def own_tokens(tokens: int, context: Any) -> int:
-    return tokens if context is None else int(context.lengths[dist.get_rank()])
+    return tokens if context is None else int(context.lengths[dist.get_rank(context.group)])
 
 
 def both_ways(
@@ -109,34 +155,68 @@ def both_ways(
     return {"forward": forward, "training": training}
 
 
-def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
-    """Return the operator's calls over `tokens` tokens on this rank."""
+def operator_calls(tokens: int, group: Any) -> Mapping[str, Callable[[], object]]:
+    """Return the operator's calls over `tokens` tokens on each rank of a group."""
     from fla.ops.quasar import chunk_quasar
 
+    context = context_of(tokens, group)
     leaves = [y.requires_grad_() for y in made.layer_like(own_tokens(tokens, context))]
     return both_ways(chunk_quasar, leaves, context)
 
 
-def measure_operator() -> Iterator[Entry]:
-    yield from times("operator", lambda n, alone: calls(n, None if alone else context_of(n)), 32)
+def gated_calls(tokens: int, group: Any) -> Mapping[str, Callable[[], object]]:
+    """Return the calls of the gated delta rule, as `operator_calls`."""
+    from quasar_kernels.delta_rule import chunk_gated_delta_rule
+
+    context = context_of(tokens, group)
+    q, k, v, _ = made.layer_like(own_tokens(tokens, context))
+    k = F.normalize(k.float(), dim=-1).bfloat16()
+    beta, g = torch.rand(2, *k.shape[:3], device="cuda").unbind()
+    leaves = [y.requires_grad_() for y in (q, k, v, -0.05 * g, beta)]
+    return both_ways(chunk_gated_delta_rule, leaves, context)
 
 
-def times(
-    table: str, made_for: Callable[[int, bool], Mapping[str, Callable[[], Any]]], repeats: int
-) -> Iterator[Entry]:
-    """Time calls on one GPU and on all GPUs.
+def layer_calls(tokens: int, group: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return the layer's forward pass, and one with its backward pass, as `operator_calls`."""
+    from fla.layers.quasar import QuasarAttention
 
-    `made_for(tokens, alone)` returns the calls for `tokens` per GPU; `alone` is whether only one of
-    several GPUs computes.
+    torch.manual_seed(2)
+    context = context_of(tokens, group, 4)
+    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
+    x = torch.randn(1, own_tokens(tokens, context), 512, device="cuda", requires_grad=True)
+
+    def forward() -> Any:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            return layer(x, cp_context=context)[0]
+
+    def training() -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            y = layer(x, cp_context=context)[0]
+        y.backward(y.detach())
+        x.grad = None
+        return layer
+
+    return {"forward": forward, "training": training}
+
+
+def times(table: str, made_for: Callable[[int, Any], Any], repeats: int) -> Iterator[Entry]:
+    """Time the calls that `made_for(tokens, group)` returns, on one GPU and on groups of GPUs.
+
+    A million tokens are on each GPU, or in all, or a quarter of a million on each: the share of one
+    of four GPUs.
     """
     world = dist.get_world_size()
-    for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
-        timed = made_for(tokens, gpus == 1 < world)
-        figures = {f"{name}_ms": together_ms(call, repeats) for name, call in timed.items()}
-        of = {"tokens_per_gpu": tokens, "gpus": gpus}
-        yield Entry(table=table, of=of, by="cuda", figures=figures)
-        del timed
-        free()
+    for gpus in (n for n in range(1, world + 1) if world % n == 0):
+        group = None if gpus == 1 else group_of(gpus)
+        for tokens in dict.fromkeys((MILLION, MILLION // gpus, MILLION // 4)):
+            calls = made_for(tokens, group)
+            figures = {f"{name}_ms": together_ms(call, repeats) for name, call in calls.items()}
+            figures["host_ms"] = host_ms(calls["forward"], repeats)
+            figures["replayed_ms"] = replayed_ms(calls["forward"], repeats)
+            of = {"tokens_per_gpu": tokens, "gpus": gpus}
+            yield Entry(table=table, of=of, by="cuda", figures=figures)
+            del calls
+            free()
 
 
 def strained(kind: str, tokens: int) -> Any:
@@ -187,7 +267,7 @@ def differences(x: Sequence[Tensor], share: int) -> tuple[dict[str, float], bool
     one_grads = torch.autograd.grad(one, whole, do)
     results = []
     for _ in range(2):
-        o, _ = chunk_quasar(*own, cp_context=context_of(share))
+        o, _ = chunk_quasar(*own, cp_context=context_of(share, dist.group.WORLD))
         results.append((o, *torch.autograd.grad(o, own, do[:, at])))
         dist.all_reduce(results[-1][4])
     (o, *grads), again = results
@@ -210,7 +290,7 @@ def measure_terms() -> Iterator[Entry]:
     from fla.ops.quasar.parallel import chunks
     from fla.ops.quasar.parallel.context import place_of
 
-    place = place_of(context_of(MILLION), MILLION)
+    place = place_of(context_of(MILLION, dist.group.WORLD), MILLION)
     x = ScanInputs.of(*made.layer_like(MILLION))
     last = chunks.start_forward(place._replace(rank=7, before=7), x, True, "auto")
     own = last.compute_map()
@@ -223,43 +303,16 @@ def measure_terms() -> Iterator[Entry]:
     yield Entry(table="terms", of={"tokens_per_gpu": MILLION}, by="cuda", figures=figures)
 
 
-def layer_calls(tokens: int, context: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return the layer's forward pass, and one with its backward pass, as `calls`."""
-    from fla.layers.quasar import QuasarAttention
-
-    torch.manual_seed(2)
-    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
-    x = torch.randn(1, own_tokens(tokens, context), 512, device="cuda", requires_grad=True)
-
-    def forward() -> Any:
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            return layer(x, cp_context=context)[0]
-
-    def training() -> Any:
-        with torch.autocast("cuda", torch.bfloat16):
-            y = layer(x, cp_context=context)[0]
-        y.backward(y.detach())
-        x.grad = None
-        return layer
-
-    return {"forward": forward, "training": training}
-
-
-def measure_layer() -> Iterator[Entry]:
-    yield from times(
-        "layer", lambda n, alone: layer_calls(n, None if alone else context_of(n, 4)), 8
-    )
-
-
 def measure_long() -> Iterator[Entry]:
     """Measure time and memory of one training step of the layer with very many tokens on each GPU.
 
     Before that, one GPU alone computes a step with half as many tokens.
     """
     world = dist.get_world_size()
-    for own, gpus in ((LONG // 2, 1), (LONG, world)):
-        context = context_of(own, 4) if gpus == world else None
-        call = layer_calls(own, context)["training"]
+    memory = torch.cuda.get_device_properties(0).total_memory
+    tokens = memory // LONG_BYTES // MILLION * MILLION
+    for own, gpus in ((tokens // 2, 1), (tokens, world)):
+        call = layer_calls(own, group_of(gpus) if gpus > 1 else None)["training"]
         for _ in range(2):  # the second allocates no memory
             call()
         torch.cuda.reset_peak_memory_stats()
@@ -274,40 +327,13 @@ def measure_long() -> Iterator[Entry]:
         free()
 
 
-def measure_fla() -> Iterator[Entry]:
-    """Time fla's gated delta rule and this project's, on one GPU and on all."""
-    from fla.ops.cp import build_cp_context
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule as by_fla
-
-    from quasar_kernels.delta_rule import chunk_gated_delta_rule as by_cuda
-
-    world, tokens = dist.get_world_size(), 262_144
-    bounds = torch.tensor([0, tokens * world], device="cuda")
-    group: Any = dist.group.WORLD
-    context = build_cp_context(bounds, group, cu_seqlens_cpu=bounds.cpu())
-    q, k, v, _ = made.layer_like(tokens)
-    k = F.normalize(k.float(), dim=-1).bfloat16()
-    beta, g = torch.rand(2, 1, tokens, made.HEADS, device="cuda").unbind()
-    leaves = [y.requires_grad_() for y in (q, k, v, -0.05 * g, beta)]
-    for by, function in (("fla", by_fla), ("cuda", by_cuda)):
-        for gpus, cp in ((1, None), (world, context)):
-            for name, call in both_ways(function, leaves, cp).items():
-                of = {"pass": name, "tokens_per_gpu": tokens, "gpus": gpus}
-                try:
-                    figures = {"ms": together_ms(call, 8)}
-                except RuntimeError as error:  # on all ranks, for some versions of Triton
-                    yield Entry(table="gated", of=of, by=by, failure=str(error))
-                else:
-                    yield Entry(table="gated", of=of, by=by, figures=figures)
-
-
-PARTS = (
+PARTS: tuple[Callable[[], Iterator[Entry]], ...] = (
+    lambda: times("layer", layer_calls, 8),
+    lambda: times("operator", operator_calls, 32),
     measure_equality,
-    measure_operator,
-    measure_layer,
     measure_terms,
     measure_long,
-    measure_fla,  # last, as Triton compiles many variants of its kernels first
+    lambda: times("gated", gated_calls, 8),
 )
 
 
@@ -318,35 +344,48 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     if dist.get_rank():
         args.out = None
     torch.manual_seed(0)
-    run = start(
-        "parallel", PROTOCOL, args.commit, versions={"fla-core": metadata.version("fla-core")}
-    )
-    run = run.adding(gpus=dist.get_world_size())
+    run = start("parallel", PROTOCOL, args.commit).adding(gpus=dist.get_world_size())
     soak(0.5)
     yield from run.growing(chain.from_iterable(part() for part in PARTS))
     dist.destroy_process_group()
 
 
-def figures_of(run: Run, table: str) -> tuple[Entry, Entry, Entry]:
-    """Return the entries of one GPU, of a million tokens on each, and of a million in all."""
-    entries = run.table(table)
-    one = next(entry for entry in entries if entry.of["gpus"] == 1)
-    each, shared = (entry for entry in entries if entry.of["gpus"] != 1)
-    return one, each, shared
+def comparisons(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the milliseconds of each timed call on one GPU and on each number of GPUs.
+
+    `each` is of a million tokens on each GPU, `shared` of a million in all, and `quarter` of a
+    quarter of a million on each. `host` and `replayed` are of the latter's forward pass.
+    """
+    for table in ("layer", "operator", "gated"):
+        found = {
+            (entry.of["gpus"], entry.of["tokens_per_gpu"]): entry.figures
+            for entry in run.table(table)
+        }
+        for way in ALIKE if found else ():
+            for gpus in sorted({int(n) for n, _ in found} - {1}):
+                quarter = found[gpus, MILLION // 4]
+                yield {
+                    "table": table,
+                    "way": way,
+                    "gpus": gpus,
+                    "one": found[1, MILLION][f"{way}_ms"],
+                    "each": found[gpus, MILLION][f"{way}_ms"],
+                    "shared": found[gpus, MILLION // gpus][f"{way}_ms"],
+                    "quarter": quarter[f"{way}_ms"],
+                    "host": quarter["host_ms"],
+                    "replayed": quarter.get("replayed_ms"),
+                }
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    for table in ("operator", "layer"):
-        if not run.table(table):
-            continue
-        one, each, shared = (entry.figures for entry in figures_of(run, table))
-        for name, most in ALIKE.items():
-            what = f"{table}, {name.removesuffix('_ms')}"
-            yield Criterion(
-                f"{what}, a million tokens a GPU, over one", each[name] / one[name], most
-            )
+    for row in comparisons(run):
+        what = f"{row['table']}, {row['way']}, {row['gpus']} GPUs"
+        each = f"{what}, a million tokens each, over one"
+        yield Criterion(each, row["each"] / row["one"], ALIKE[row["way"]])
+        if row["table"] == "layer" and row["gpus"] in FASTER:
             text = f"{what}, a million tokens in all, times as fast as one"
-            yield Criterion(text, one[name] / shared[name], FASTER, True)
+            least = FASTER[row["gpus"]][row["way"]]
+            yield Criterion(text, row["one"] / row["shared"], least, True)
     for entry in run.table("equality"):
         for name in ("o, float64", "dq", "dk", "dv"):
             text = f"{name}, {entry.of['inputs']}, {entry.of['tokens']:,} tokens"

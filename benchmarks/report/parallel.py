@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.parallel import figures_of
-from benchmarks.engine.results import Run
+from benchmarks.cases.parallel import comparisons
+from benchmarks.engine.results import Entry, Run
 from benchmarks.report.documents import RESULTS, page, run_of
 from quasar_kernels.line_plot import BLUE, GREEN, PURPLE, RED, Line, Scale, line_plot
 
-PROJECTED = (2, 4, 8, 16, 32, 64)
+DATA = "../h200x2/parallel"
+EARLIER = "../h200x2/parallel-earlier"
+"""A run with the tables that a run which was cut off does not have."""
+PROJECTED = (8, 16, 32, 64)
 FOLDS = {
     ("operator", "forward"): 2,
     ("operator", "training"): 3,
@@ -26,60 +29,57 @@ COLOURS = (RED, GREEN, PURPLE, BLUE)
 """Those of the calls, in their order."""
 
 
-def calls(run: Run) -> list[dict[str, Any]]:
-    """Return the milliseconds of one GPU, of a million tokens on each, and of a million in all."""
-    rows = []
-    for table, way in FOLDS:
-        one, each, shared = (entry.figures[f"{way}_ms"] for entry in figures_of(run, table))
-        rows.append({"table": table, "way": way, "one": one, "each": each, "shared": shared})
-    return rows
-
-
-def projected_ms(run: Run, call: dict[str, Any], gpus: int) -> float:
+def projected_ms(terms: Entry, call: dict[str, Any], gpus: int) -> float:
     """Return the milliseconds for a million tokens on each of `gpus` GPUs.
 
-    They are the time of two GPUs plus that of the further folds and exchanged bytes. The fold was
-    timed in a loop in which the host's launches take longer than the GPU.
+    They are the time of `call`'s GPUs plus that of the further folds and exchanged bytes. The fold
+    was timed in a loop in which the host's launches take longer than the GPU.
     """
-    (terms,) = run.table("terms")
     fold = terms.figures["fold_of_8_ms"] / 7
     exchange = gpus * terms.figures["exchanged_bytes"] / GB_PER_S / 1e6 if gpus > ON_HOST else 0.0
-    each: float = call["each"]
-    return each + FOLDS[call["table"], call["way"]] * ((gpus - 2) * fold + exchange)
+    ms: float = call["each"]
+    return ms + FOLDS[call["table"], call["way"]] * ((gpus - int(call["gpus"])) * fold + exchange)
 
 
-def gated(run: Run) -> list[dict[str, Any]]:
-    """Return the milliseconds of the gated delta rule on one GPU and on two."""
-    timed: dict[tuple[str, str], list[Any]] = {}
-    for entry in run.table("gated"):
-        if entry.failure is None:
-            timed.setdefault((entry.by, str(entry.of["pass"])), []).append(entry.figures["ms"])
-    names = {"fla": "fla", "cuda": "this package"}
-    return [
-        {"name": names[by], "way": way, "one": ms[0], "two": ms[1]}
-        for (by, way), ms in timed.items()
-        if len(ms) == 2
-    ]
-
-
-def plot(run: Run) -> str:
-    """Return the SVG of times over one GPU's: measured up to two GPUs, then projected, dashed."""
+def plot(run: Run, terms: Entry, calls: list[dict[str, Any]]) -> str:
+    """Return the SVG of times over one GPU's: measured, then projected from `calls`, dashed."""
     lines = []
-    for call, colour in zip(calls(run), COLOURS, strict=True):
-        label = f"{call['table']}, {call['way']}"
-        far = [(n, projected_ms(run, call, n) / call["one"]) for n in PROJECTED]
-        lines.append(Line(label, colour, far, dashed=True))
-        lines.append(Line(label, colour, [(1, 1.0), (2, call["each"] / call["one"])]))
+    for call, colour in zip(calls, COLOURS, strict=True):
+        table, way, one = call["table"], call["way"], call["one"]
+        near = [(1.0, 1.0)]
+        for row in comparisons(run):
+            if (row["table"], row["way"]) == (table, way):
+                near.append((row["gpus"], row["each"] / one))
+        far = [near[-1], *((n, projected_ms(terms, call, n) / one) for n in PROJECTED)]
+        lines.append(Line(f"{table}, {way}", colour, far, dashed=True))
+        lines.append(Line(f"{table}, {way}", colour, near))
     title = f"A million tokens a GPU over one GPU's time, {run.gpu}; dashed: projected"
     return line_plot(title, "GPUs", "times as long", lines, y=Scale(log=False, low=0))
 
 
 def documents() -> dict[Path, str]:
-    run = run_of("../h200x2/parallel")
+    run = run_of(DATA)
+    earlier = [] if run.table("long") else [run_of(EARLIER)]
+    tables = {
+        name: [entry for each in (run, *earlier) for entry in each.table(name)]
+        for name in ("equality", "long", "terms")
+    }
+    (terms,) = tables["terms"]
+    rows = list(comparisons(run))
+    gpus = max(row["gpus"] for row in rows)
+    calls = [row for row in rows if row["gpus"] == gpus and (row["table"], row["way"]) in FOLDS]
     projection = [
-        {"gpus": gpus}
-        | {f"{c['table']} {c['way']}": projected_ms(run, c, gpus) for c in calls(run)}
-        for gpus in (8, 64)
+        {"gpus": n} | {f"{c['table']} {c['way']}": projected_ms(terms, c, n) for c in calls}
+        for n in (8, 64)
     ]
-    text = page("parallel", calls=calls(run), gated=gated(run), projection=projection)
-    return text | {RESULTS / "parallel.svg": plot(run)}
+    text = page(
+        "parallel",
+        data=DATA,
+        earlier=earlier,
+        tables=tables,
+        rows=rows,
+        gpus=gpus,
+        calls=calls,
+        projection=projection,
+    )
+    return text | {RESULTS / "parallel.svg": plot(run, terms, calls)}
