@@ -9,9 +9,8 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -37,24 +36,27 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file"
 
 @dataclass(frozen=True)
 class Way:
-    """A way to send an alert: the words of a command, and what it reads from its stdin."""
+    """A way to send an alert: a command, which reads it from its stdin."""
 
     setting: str
     words: list[str]
-    text_of: Callable[[str, str], str]  # its arguments are the alert's kind and sentence
+    # the address to which the command posts; then it reads JSON. A key in it stays secret.
+    url: str = field(default="", repr=False)
+
+    def text(self, kind: str, sentence: str) -> str:
+        """Return what the command reads."""
+        alert = {"url": self.url, "kind": kind, "text": sentence}
+        return json.dumps(alert) if self.url else sentence
 
 
 def ways(settings: Settings) -> list[Way]:
     """Return the ways that the settings name."""
     found = []
     if settings.alert_command:
-        command = settings.words_of(settings.alert_command)
-        found.append(Way("ALERT_COMMAND", command, lambda _, text: text))
+        found.append(Way("ALERT_COMMAND", settings.words_of(settings.alert_command)))
     if settings.alert_url:
-        url = settings.alert_url.get_secret_value()  # it may contain a key, so it is in no argument
-        words = [sys.executable, "-m", "neurons.miner.alerts"]
-        post = lambda kind, text: json.dumps({"url": url, "kind": kind, "text": text})  # noqa: E731
-        found.append(Way("ALERT_URL", words, post))
+        post = [sys.executable, "-m", "neurons.miner.alerts"]
+        found.append(Way("ALERT_URL", post, settings.alert_url.get_secret_value()))
     return found
 
 
@@ -131,7 +133,7 @@ class Alerts:
                 try:
                     problem = run_command(
                         way.words,
-                        text=way.text_of(kind, text),
+                        text=way.text(kind, text),
                         variables=variables,
                         cwd=PROJECT,
                         seconds=self._seconds,

@@ -100,48 +100,45 @@ def load_identity(
     """
     private = hotkey_file(name, hotkey, path)
     folder, quoted = shlex.quote(os.path.expanduser(path)), shlex.quote(str(private))
-    btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {folder}"
-    setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
+    flags = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {folder}"
+    new, again = (
+        f"`{BTCLI} wallet {command} {flags}`"
+        for command in ("new-hotkey", "regen-hotkey --overwrite")
+    )
+
+    def fault(problem: str, remedy: str) -> ConfigError:
+        setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
+        return ConfigError(Problem(f"The hotkey at {private} {problem} ({setting}).", remedy))
+
     try:
         exists = private.is_file()
     except PermissionError:
-        remedy = (
-            "Start the program as the user that owns the wallet, or give this user a copy of the "
-            "hotkey file."
-        )
-        problem = f"The hotkey at {private} is out of this user's reach ({setting})."
-        raise ConfigError(Problem(problem, remedy)) from None
+        remedy = "Start the program as the wallet's owner, or give this user a copy of the file."
+        raise fault("is out of this user's reach", remedy) from None
     if not exists:
-        remedy = (
-            f"Create it with `{BTCLI} wallet new-hotkey {btcli}` or copy the hotkey file from "
-            "where it was made."
-        )
-        raise ConfigError(Problem(f"No hotkey at {private} ({setting}).", remedy))
+        remedy = f"Create it with {new} or copy the hotkey file from where it was made."
+        raise fault("is missing", remedy)
     import bittensor as bt
 
-    again = f"`{BTCLI} wallet regen-hotkey --overwrite {btcli}`"
     wallet = bt.Wallet(name=name, hotkey=hotkey, path=os.path.expanduser(path))
     try:
         if wallet.hotkey_file.is_encrypted():
-            problem = f"The hotkey at {private} is encrypted ({setting})"
-            reason = f"{problem} and a daemon cannot type its password."
-            raise ConfigError(Problem(reason, f"Write it again without one: {again}."))
+            problem = "is encrypted, and a daemon cannot type its password"
+            raise fault(problem, f"Write it again without one: {again}.")
         keypair = wallet.hotkey
     except ConfigError:
         raise
     except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
-        problem = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
         remedy = f"Check `chmod 600 {quoted}` and its owner, or write it again: {again}."
-        raise ConfigError(Problem(problem, remedy)) from None  # the cause may quote the file
+        # the cause may quote the file
+        raise fault(f"cannot be read: {type(error).__name__}", remedy) from None
     identity = Identity(keypair.ss58_address, keypair)
     if not _can_sign(identity):
-        problem = f"The hotkey at {private} gives no valid sr25519 signature ({setting})."
         remedy = (
             "Its file has only the public part, or a key of another kind, such as ed25519. Copy "
-            "the private file from where it was made, or make one with "
-            f"`{BTCLI} wallet new-hotkey {btcli}`."
+            f"the private file from where it was made, or make one with {new}."
         )
-        raise ConfigError(Problem(problem, remedy))
+        raise fault("gives no valid sr25519 signature", remedy)
     return identity
 
 

@@ -20,7 +20,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 YEAR = 366 * 24 * 3600
 """Longest wait in seconds: operating systems limit timeouts."""
-MOST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """Largest integer of the subnet's messages, and of a 32-bit column of a database."""
 HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
 """The form of a hotkey's ss58 address."""
@@ -208,10 +208,10 @@ Seconds = Annotated[
     Field(gt=0, le=YEAR, allow_inf_nan=False),
     Form("seconds, above 0 and at most a year"),
 ]
-Count = Annotated[int, Field(gt=0, le=MOST), Form("a whole number from 1")]
-CountOrNone = Annotated[int, Field(ge=0, le=MOST), Form("a whole number from 0")]
+Count = Annotated[int, Field(gt=0, le=MAX_INTEGER), Form("a whole number from 1")]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_INTEGER), Form("a whole number from 0")]
 Target = Annotated[
     int,
-    Field(ge=MIN_TARGET, le=MOST),
+    Field(ge=MIN_TARGET, le=MAX_INTEGER),
     Form(f"a whole number of tokens from {MIN_TARGET}"),
 ]

@@ -144,7 +144,7 @@ def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
         (
             ["--repo-path", "/srv/fork", "--wallet.name", "w", "--wallet.path", "/none"],
             {"VALIDATOR_API_URL": "http://127.0.0.1:9"},
-            "No hotkey at /none/w/hotkeys/default",
+            "The hotkey at /none/w/hotkeys/default is missing",
         ),
     ],
 )
