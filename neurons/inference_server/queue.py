@@ -148,23 +148,23 @@ class Decoding:
                 self._answer(self.decoder, job)
 
     def _answer(self, decoder: Decodes, job: Job) -> None:
-        request = job.request
+        request, yields = job.request, False
+
+        def cancelled() -> bool:
+            nonlocal yields
+            # A validator waits only minutes, so its job interrupts those of others.
+            yields = not job.reserved and any(one.reserved for one in self._jobs)
+            return yields or job.cancelled.is_set() or self.done.is_set()
+
         try:
             answer = decoder.generate(
-                request.prompt,
-                request.gen_len,
-                request.logits_at_step,
-                lambda: job.cancelled.is_set() or self.done.is_set() or self._yields(job),
+                request.prompt, request.gen_len, request.logits_at_step, cancelled
             )
         except Exception as error:  # such as out of memory; it ends only this request
-            if self._yields(job) and isinstance(error, InterruptedError):
+            if yields and isinstance(error, InterruptedError):
                 with self._changed:
                     self._jobs.append(job)  # it begins again after the validator's
             elif not job.cancelled.is_set():
                 job.answer.set_exception(error)
         else:
             job.answer.set_result(answer)
-
-    def _yields(self, job: Job) -> bool:
-        """Return whether a validator's job, whose validator waits only minutes, goes first."""
-        return not job.reserved and any(one.reserved for one in self._jobs)

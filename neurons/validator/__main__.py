@@ -90,16 +90,22 @@ def command(
     reason: str,
 ) -> int:
     """Read the settings, and judge, or make one call."""
-    work: Callable[[ValidatorApi], None] | None = None
-    if new_round is not None:
-        work = partial(open_round, hours=new_round)
-    elif lift_ban is not None:
-        work = partial(end_ban, client=lift_ban)
-    elif withdraw is not None:
-        work = partial(withdraw_row, submission=withdraw, reason=reason)
-    if work is not None:
-        return flags.start("validator", given, log, partial(call_once, work=work))
-    return flags.start("validator", given, log, partial(run, once=once, again=again))
+
+    def call(api: ValidatorApi) -> None:
+        if new_round is not None:
+            opened = api.create_round(new_round)
+            end = opened.end_time
+            log.info("round opened", round=opened.round_number, hours=new_round, end=end)
+        elif lift_ban is not None:
+            api.lift_ban(f"hotkey {lift_ban}" if HOTKEY.fullmatch(lift_ban) else lift_ban)
+            log.info("ban lifted", client=lift_ban)
+        elif withdraw is not None:
+            api.withdraw(withdraw, reason)
+            log.info("withdrawn", submission=withdraw, reason=reason)
+
+    if (new_round, lift_ban, withdraw) == (None, None, None):
+        return flags.start("validator", given, log, partial(run, once=once, again=again))
+    return flags.start("validator", given, log, partial(call_once, call=call))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,7 +156,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     return 0
 
 
-def call_once(settings: Settings, *, work: Callable[[ValidatorApi], None]) -> int:
+def call_once(settings: Settings, *, call: Callable[[ValidatorApi], None]) -> int:
     """Make an organiser's call, even while a validator judges the queue; return the exit status.
 
     Raises a ConfigError if the wallet or the address is wrong, or the API does not accept the
@@ -158,29 +164,11 @@ def call_once(settings: Settings, *, work: Callable[[ValidatorApi], None]) -> in
     """
     with closing(_api(settings, threading.Event())) as api:
         try:
-            work(api)
+            call(api)
         except ApiFault as error:
             log.error(str(error))
             return 1
     return 0
-
-
-def open_round(api: ValidatorApi, hours: int) -> None:
-    """End the running round and open the next one."""
-    opened = api.create_round(hours)
-    log.info("round opened", round=opened.round_number, hours=hours, end=opened.end_time)
-
-
-def end_ban(api: ValidatorApi, client: str) -> None:
-    """End a client's ban; a bare hotkey stands for its key."""
-    api.lift_ban(f"hotkey {client}" if HOTKEY.fullmatch(client) else client)
-    log.info("ban lifted", client=client)
-
-
-def withdraw_row(api: ValidatorApi, submission: int, reason: str) -> None:
-    """Exclude a submission from the queue and the ranking."""
-    api.withdraw(submission, reason)
-    log.info("withdrawn", submission=submission, reason=reason)
 
 
 def _api(settings: Settings, stop: threading.Event) -> ValidatorApi:

@@ -36,8 +36,8 @@ SUBMODULE = "160000"
 LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=45, output=2**24)
 """Limits of each git process.
 
-The CPU time ends before CLONE_SECONDS and CHECKOUT_SECONDS. Their end counts as a fault of the
-network, so a fork that keeps git busy would be retried endlessly.
+After CLONE_SECONDS and CHECKOUT_SECONDS the validator blames the network and tries again. The limit
+on CPU time is shorter, so that it rejects a fork that keeps git busy.
 """
 
 _OVERRIDES = {

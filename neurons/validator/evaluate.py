@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,6 @@ from neurons.runtime.errors import Postponed, Retry
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.validator.clone import BadFork, Sources, clone, submission_folder
-from neurons.validator.shared_lock import SharedLock
 from neurons.validator.verdict import Verdict, is_claim, judge, reject
 from neurons.wire.protocol import Benchmarks, QueuedSubmission
 from neurons.wire.rules import MIN_TARGET
@@ -55,6 +55,43 @@ Result = TypeVar("Result")
 
 class FaultyMachine(Postponed):
     """The control run failed: this machine or its GPU cannot measure."""
+
+
+class SharedLock:
+    """A lock that several threads share, or one holds exclusively; the latter goes first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sharing = self._waiting = 0
+        self._alone = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Share the lock, when no thread holds it exclusively or waits for that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._waiting)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._sharing -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock exclusively, when no other thread holds it."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: not self._alone and not self._sharing)
+            self._waiting -= 1
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True)

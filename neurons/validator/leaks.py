@@ -72,7 +72,7 @@ def find_leaks(confine: Callable[[list[str], Path], list[str]]) -> list[str]:
         listener.listen()
         outside = [os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES]
         known = this_architecture()
-        calls = known.denied if known else {}
+        calls = known.calls if known else {}
         argument = json.dumps([str(secret), listener.getsockname()[1], calls, *outside])
         argv = [sys.executable, "-I", "-S", "-c", _PROBE, argument]
         done = subprocess.run(

@@ -35,8 +35,8 @@ MAX_BUSY_REPLIES = 6
 """Postponements, about an hour in all, after which a busy inference server counts as failed."""
 
 LOW_CLAIM_SHARE = 0.25
-"""Part of the time for a submission's measurements after which one that cannot earn a share is
-postponed. Each postponement doubles it."""
+"""Share of the time limit that a submission gets first if its claim cannot earn; each postponement
+doubles it."""
 
 LARGE_QUEUE, LARGE_QUEUE_SECONDS = 100, 60.0
 """A queue of more submissions is read again only after this pause."""
@@ -179,7 +179,9 @@ class Validator:
             ]
             due = [one for one in new if self._attempts.is_due(one)]
             first = min(due, key=age if by_age else self._attempts.queue_key, default=None)
-            if first is None or queue is not known or self._is_queued(first):
+            if first is None or queue is not known:
+                break
+            if self._tolerate(partial(self._api.is_queued, first)):
                 break
             self._queue = []
         alone = first is not None and self._attempts.of(first).deaths > 0
@@ -192,9 +194,6 @@ class Validator:
             if len(self._queue) > LARGE_QUEUE:
                 self._queue_until = self.timer() + LARGE_QUEUE_SECONDS
         return self._queue
-
-    def _is_queued(self, submission: QueuedSubmission) -> bool:
-        return bool(self._tolerate(lambda: self._api.is_queued(submission)))
 
     def _share_of_time(self, submission: QueuedSubmission) -> float:
         """Return the share of the time limit that a submission gets: less if it cannot earn."""

@@ -2,10 +2,10 @@
 
 Namespaces would give a fork a tmpfs that no limit counts. Keyrings outlive an evaluation. io_uring,
 bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
-reaches the hypervisor. No process shows the memory of detached System V segments. With prlimit(2)
-or a priority, a fork could keep its referee from opening the GPU or slow it down. All other calls
-are allowed, because the CUDA driver needs many of them (ioctl, mmap, poll, eventfd,
-memfd_create, with a GPU also sched_setaffinity).
+reaches the hypervisor. The sandbox's memory limit cannot count System V segments that no process
+has attached. With prlimit(2) or a priority, a fork could keep its referee from opening the GPU or
+slow it down. All other calls are allowed, because the CUDA driver needs many of them (ioctl, mmap,
+poll, eventfd, memfd_create, with a GPU also sched_setaffinity).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEW_NAMESPACES = 0x7E020000
 _FAMILIES = (1, 2, 10, 16)
 """Allowed address families, which namespaces separate: Unix, IPv4, IPv6 and netlink."""
 
-_DENIED = {
+_CALLS = {
     "open_tree": (428, 428),
     "move_mount": (429, 429),
     "fsopen": (430, 430),
@@ -53,20 +53,32 @@ _DENIED = {
     "chroot": (161, 51),
     "syslog": (103, 116),
     "shmget": (29, 194),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "prlimit64": (302, 261),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "socket": (41, 198),
+    "sched_setaffinity": (203, 122),
 }
-"""The numbers of forbidden calls on x86_64 and aarch64."""
-
+"""The numbers of the calls on x86_64 and aarch64. All are forbidden but those named below."""
 
 _OWN_ONLY = {
-    "sched_setparam": (142, 118, ((0, 0),)),
-    "sched_setscheduler": (144, 119, ((0, 0),)),
-    "sched_setattr": (314, 274, ((0, 0),)),
-    "setpriority": (141, 140, ((0, 0), (1, 0))),  # PRIO_PROCESS
-    "ioprio_set": (251, 30, ((0, 1), (1, 0))),  # IOPRIO_WHO_PROCESS
-    "prlimit64": (302, 261, ((0, 0),)),
+    "sched_setparam": ((0, 0),),
+    "sched_setscheduler": ((0, 0),),
+    "sched_setattr": ((0, 0),),
+    "setpriority": ((0, 0), (1, 0)),  # PRIO_PROCESS
+    "ioprio_set": ((0, 1), (1, 0)),  # IOPRIO_WHO_PROCESS
+    "prlimit64": ((0, 0),),
 }
-"""Calls that a process may make for itself only: their numbers on x86_64 and aarch64, and the
-arguments that name the process itself, as pairs of position and value."""
+"""Calls that a process may make for itself only, with the arguments that name the process itself,
+as pairs of position and value."""
+
+_SPECIAL = ("clone", "clone3", "socket", "sched_setaffinity")
+"""Calls that `assemble` treats one by one."""
 
 
 @dataclass(frozen=True)
@@ -74,31 +86,12 @@ class Architecture:
     """An architecture of Linux and the numbers of its system calls."""
 
     audit: int  # the architecture's number in `struct seccomp_data`
-    denied: dict[str, int]
-    own_only: dict[str, int]
-    clone: int
-    socket: int
-    sched_setaffinity: int
-    clone3: int = 435
+    calls: dict[str, int]
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(
-        0xC000003E,
-        {name: number for name, (number, _) in _DENIED.items()},
-        {name: number for name, (number, _, _) in _OWN_ONLY.items()},
-        clone=56,
-        socket=41,
-        sched_setaffinity=203,
-    ),
-    "aarch64": Architecture(
-        0xC00000B7,
-        {name: number for name, (_, number) in _DENIED.items()},
-        {name: number for name, (_, number, _) in _OWN_ONLY.items()},
-        clone=220,
-        socket=198,
-        sched_setaffinity=122,
-    ),
+    "x86_64": Architecture(0xC000003E, {name: both[0] for name, both in _CALLS.items()}),
+    "aarch64": Architecture(0xC00000B7, {name: both[1] for name, both in _CALLS.items()}),
 }
 
 INSTALL = """
@@ -127,9 +120,8 @@ def assemble(architecture: Architecture, *, pinned: bool) -> bytes:
     `pinned` forbids sched_setaffinity: the sandbox's periodic check of cores can miss a short
     change.
     """
-    denied = {*architecture.denied.values()}
-    if pinned:
-        denied.add(architecture.sched_setaffinity)
+    allowed = {*_OWN_ONLY, *_SPECIAL} - ({"sched_setaffinity"} if pinned else set())
+    denied = {number for name, number in architecture.calls.items() if name not in allowed}
     return b"".join(struct.pack("<HBBI", *one) for one in _instructions(architecture, denied))
 
 
@@ -148,12 +140,12 @@ def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Inst
     for number in sorted(denied):
         yield _EQUAL, 0, 1, number
         yield _RETURN, 0, 0, forbidden
-    yield _EQUAL, 0, 1, architecture.clone3
+    yield _EQUAL, 0, 1, architecture.calls["clone3"]
     yield _RETURN, 0, 0, missing  # a filter cannot read its flags; libraries then call clone
-    yield from _only(architecture.socket, _FAMILIES, _FAIL | errno.EAFNOSUPPORT)
-    for name, (_, _, arguments) in _OWN_ONLY.items():
-        yield from _only_own(architecture.own_only[name], arguments, forbidden)
-    yield _EQUAL, 0, 3, architecture.clone
+    yield from _only(architecture.calls["socket"], _FAMILIES, _FAIL | errno.EAFNOSUPPORT)
+    for name, arguments in _OWN_ONLY.items():
+        yield from _only_own(architecture.calls[name], arguments, forbidden)
+    yield _EQUAL, 0, 3, architecture.calls["clone"]
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     yield _ANY_BIT, 0, 1, _NEW_NAMESPACES
     yield _RETURN, 0, 0, forbidden

@@ -27,7 +27,8 @@ def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]
     alike = [gpu for gpu in gpus if gpu.model == gpus[0].model]
     if others := [f"{gpu.name}: {gpu.model}" for gpu in gpus if gpu not in alike]:
         log.warning("GPUs of other models stay unused", used=gpus[0].model, unused=others)
-    count = min(len(alike), _most(sandbox))
+    room = min(len(sandbox.cores) // CORES_EACH, sandbox.memory_bytes // BYTES_EACH)
+    count = min(len(alike), max(1, room))
     if count < len(alike):
         log.warning(
             "too few cores or too little memory to use every GPU at the same time",
@@ -47,10 +48,6 @@ def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]
         replace(evaluator, confinement=replace(sandbox, gpu=gpu), share=share, gpu=gpu.name)
         for gpu, share in zip(used, divide(sandbox, used), strict=True)
     ]
-
-
-def _most(sandbox: Sandbox) -> int:
-    return max(1, min(len(sandbox.cores) // CORES_EACH, sandbox.memory_bytes // BYTES_EACH))
 
 
 def divide(sandbox: Sandbox, gpus: Sequence[Gpu]) -> list[Sandbox]:

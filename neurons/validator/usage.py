@@ -47,9 +47,9 @@ def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
 def memory_of(pids: Sequence[int], most: int) -> int:
     """Return the bytes of memory of these processes, which have one mount namespace.
 
-    These are their private pages and page tables, the most that their sockets can buffer, and their
-    shared pages or their files in memory, whichever are more, since the files may be mapped. Beyond
-    `most` descriptors, no further process is read.
+    Private pages, page tables and the most that sockets can buffer are added up. Shared pages may
+    be mapped files in memory, so only the larger of the two counts. Beyond `most` descriptors, no
+    further process is read.
     """
     own = sum(resident(pid, kind) for pid in pids for kind in (b"RssAnon:", b"VmPTE:"))
     shared = sum(resident(pid, b"RssShmem:") for pid in pids)

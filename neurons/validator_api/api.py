@@ -16,8 +16,7 @@ from neurons.runtime.identity import Neuron, subnet_neurons
 from neurons.runtime.settings import Settings
 from neurons.validator_api.auth import RateLimiter, ValidatorCall
 from neurons.validator_api.competition import rounds
-from neurons.validator_api.competition.errors import Refusal
-from neurons.validator_api.competition.rounds import Transaction
+from neurons.validator_api.competition.rounds import Refusal, Transaction
 from neurons.validator_api.database.storage import Storage
 from neurons.wire.rules import block_at
 

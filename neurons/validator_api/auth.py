@@ -19,8 +19,7 @@ from sqlalchemy.orm import Session
 from neurons.runtime.identity import verify
 from neurons.runtime.values import HOTKEY, LOOPBACK
 from neurons.validator_api.competition.bans import ban_key
-from neurons.validator_api.competition.errors import Refusal
-from neurons.validator_api.competition.rounds import utc
+from neurons.validator_api.competition.rounds import Refusal, utc
 from neurons.validator_api.database.tables import UsedNonce
 from neurons.wire import protocol
 from neurons.wire.protocol import ClaimRequest, CommitRequest, SubmitRequest, bound_text

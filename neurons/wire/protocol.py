@@ -200,7 +200,7 @@ def unix_time(text: str) -> float:
 
 
 def is_same_instant(one: str, other: str) -> bool:
-    """Return whether two texts name one instant; also if one names none and proves nothing."""
+    """Return whether two texts may name one instant: True if one of them is not a time."""
     times = unix_time(one), unix_time(other)
     return one == other or 0.0 in times or abs(times[0] - times[1]) <= SAME_SECONDS
 

@@ -12,8 +12,7 @@ from sqlalchemy import select
 
 from neurons.runtime.addresses import client_of, parse_ip
 from neurons.runtime.observe import get_logger
-from neurons.validator_api.competition.errors import Refusal
-from neurons.validator_api.competition.rounds import Transaction
+from neurons.validator_api.competition.rounds import Refusal, Transaction
 from neurons.validator_api.database.tables import IN_QUEUE, IpBan, Submission
 from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -11,8 +10,7 @@ from typing import Any
 from sqlalchemy import func, select, true
 
 from neurons.validator_api.competition import ranking, rounds
-from neurons.validator_api.competition.errors import Refusal
-from neurons.validator_api.competition.rounds import Transaction
+from neurons.validator_api.competition.rounds import Refusal, Transaction
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import IN_QUEUE, OPEN, Round, Submission, count
 from neurons.wire import protocol
@@ -114,10 +112,16 @@ def submission_stats(t: Transaction, limit: int) -> protocol.SubmissionStats:
         .limit(limit)
     ).all()
     total = count(t.session)
+    speeds = [row.tokens_per_sec or 0.0 for row in newest] or [0.0]
     return protocol.SubmissionStats(
         total_submissions=total,
         recent_submissions=[queued(row) for row in newest],
-        stats={**_speeds(newest), "total_submissions": total},
+        stats={
+            "avg_tokens_per_sec": round(sum(speeds) / len(speeds), 2),
+            "max_tokens_per_sec": round(max(speeds), 2),
+            "min_tokens_per_sec": round(min(speeds), 2),
+            "total_submissions": total,
+        },
         top_performers=_performers(t, limit),
     )
 
@@ -151,15 +155,6 @@ def submission_rate(t: Transaction, window_minutes: int) -> dict[str, Any]:
         "submissions_per_minute": round(recent / window_minutes, 2),
         "recent_submissions": recent,
         "window_minutes": window_minutes,
-    }
-
-
-def _speeds(rows: Sequence[Submission]) -> dict[str, float]:
-    speeds = [row.tokens_per_sec or 0.0 for row in rows] or [0.0]
-    return {
-        "avg_tokens_per_sec": round(sum(speeds) / len(speeds), 2),
-        "max_tokens_per_sec": round(max(speeds), 2),
-        "min_tokens_per_sec": round(min(speeds), 2),
     }
 
 

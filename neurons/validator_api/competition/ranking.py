@@ -61,7 +61,7 @@ def is_confirmed(submission: Submission) -> bool:
 
 
 def _ranks_and_weights(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
-    """Yield rank and weight for each of the `hotkeys`, those of the submissions, best first."""
+    """Yield each submission's rank and weight; `hotkeys` has their hotkeys, the best first."""
     seen: set[str] = set()
     for hotkey in hotkeys:
         earns = hotkey not in seen and len(seen) < len(TOP_SHARES)
@@ -122,22 +122,23 @@ def floor(session: Session, baseline: int | None, ranking: Ranking) -> float | N
     return None if row is None else weighted(row, ranking)
 
 
-def best_results(session: Session, row: Round, most: int) -> list[float]:
-    """Return what the best submissions of the first `most` hotkeys count as, highest first."""
-    best: dict[str, float] = {}
+def floors(session: Session, row: Round) -> tuple[float | None, float | None, float | None]:
+    """Return the results to beat in order to rank, to earn a share and to lead in an active round.
+
+    None stands for a goal that every confirmed claim reaches.
+    """
+    best: dict[str, float] = {}  # what the best submission of each hotkey counts as, highest first
     for one in _entries(session, row):
         best.setdefault(one.hotkey, one.counts_as)
-    return [*best.values()][:most]
+    results = [*best.values()][: len(TOP_SHARES)]
+    least = floor(session, row.baseline_submission_id, row.ranking)
+    to_earn = results[-1] if len(results) == len(TOP_SHARES) else least
+    return least, to_earn, results[0] if results else least
 
 
 def score_to_earn(session: Session, row: Round) -> float | None:
-    """Return the weighted score that a later submission must exceed to earn a share.
-
-    It is None if every confirmed claim earns one.
-    """
-    best = best_results(session, row, len(TOP_SHARES))
-    full = len(best) == len(TOP_SHARES)
-    least = best[-1] if full else floor(session, row.baseline_submission_id, row.ranking)
+    """Return the weighted score that a later submission must exceed to earn a share, or None."""
+    _, least, _ = floors(session, row)
     return None if least is None else to_beat(least, row.ranking)
 
 
@@ -169,8 +170,8 @@ def _entries(session: Session, row: Round) -> list[_Entry]:
 def _best_first(entries: list[_Entry], ranking: Ranking) -> list[_Entry]:
     """Sort by result; a result that equals an earlier one counts as that one, and comes after it.
 
-    Earlier results differ from one another, so that a copy that happens to be measured a little
-    higher cannot pass its original, whatever else is in the round.
+    Only results that equal no earlier one are compared with later ones. Small differences thus do
+    not add up: a copy that is measured a little higher by chance never passes its original.
     """
     share = 1.0 - EQUAL_WITHIN[ranking]
     originals: list[float] = []  # ascending

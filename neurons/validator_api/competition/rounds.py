@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from neurons.runtime.observe import get_logger
 from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import ranking
-from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.tables import (
     ACTIVE,
     COMPLETED,
@@ -27,6 +26,14 @@ from neurons.validator_api.database.tables import (
 from neurons.wire import protocol, rules
 
 log = get_logger("validator_api")
+
+
+class Refusal(Exception):
+    """The request breaks a rule of the competition; nothing was written."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,20 @@ from typing import Any
 from sqlalchemy import func, select, update
 
 from neurons.validator_api.competition import bans, rounds
-from neurons.validator_api.competition.errors import CommitmentMismatch, Refusal
-from neurons.validator_api.competition.rounds import Transaction
+from neurons.validator_api.competition.rounds import Refusal, Transaction
 from neurons.validator_api.database.tables import OPEN, LeagueEntry, Miner, Submission
 from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
 MAX_OPEN = 10
 """Limit on a hotkey's open submissions."""
+
+
+class CommitmentMismatch(Refusal):
+    """The reveal does not match its commitment; this counts as a failure of the client."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "Commitment verification failed. Hash mismatch.")
 
 
 def register(t: Transaction, request: protocol.RegisterRequest) -> protocol.RegisterReply:
@@ -39,11 +45,7 @@ def register(t: Transaction, request: protocol.RegisterRequest) -> protocol.Regi
     return protocol.RegisterReply(status=status, uid=uid_shown, **entry)
 
 
-def commit(
-    t: Transaction,
-    request: protocol.CommitRequest,
-    client: str,
-) -> protocol.CommitReply:
+def commit(t: Transaction, request: protocol.CommitRequest, client: str) -> protocol.CommitReply:
     """Store a commitment, which can be revealed from `blocks_until_reveal` blocks later.
 
     Raises a Refusal if the hash is stored already, the hotkey is not registered, or the caller's
@@ -81,14 +83,9 @@ def submit(t: Transaction, request: protocol.SubmitRequest, client: str) -> prot
     """
     _check_may_submit(t, request.miner_hotkey, client)
     claim = _claim(request, request.target_sequence_length)
-    row = _same_in_round(t, request, claim) or _add(
-        t,
-        request,
-        client,
-        is_revealed=True,
-        repo_hash=request.repo_hash,
-        **claim,
-    )
+    row = _same_in_round(t, request, claim)
+    if row is None:
+        row = _add(t, request, client, is_revealed=True, repo_hash=request.repo_hash, **claim)
     return protocol.SubmitReply(
         submission_id=row.id,
         created_at=row.created_at.isoformat(),
@@ -96,10 +93,7 @@ def submit(t: Transaction, request: protocol.SubmitRequest, client: str) -> prot
     )
 
 
-def reveal(
-    t: Transaction,
-    request: protocol.RevealRequest,
-) -> protocol.RevealReply:
+def reveal(t: Transaction, request: protocol.RevealRequest) -> protocol.RevealReply:
     """Check the reveal against its commitment and store its claim, or raise a Refusal."""
     row = _revealable(t, request)
     _check_commitment(row, request)
@@ -120,10 +114,7 @@ def reveal(
     )
 
 
-def _revealable(
-    t: Transaction,
-    request: protocol.RevealRequest,
-) -> Submission:
+def _revealable(t: Transaction, request: protocol.RevealRequest) -> Submission:
     """Return the hotkey's commitment, or raise a Refusal if it cannot be revealed now."""
     row = t.session.get(Submission, request.submission_id)
     if row is None or row.miner_hotkey != request.miner_hotkey:
@@ -170,9 +161,7 @@ def _check_may_submit(t: Transaction, hotkey: str, client: str) -> None:
 
 
 def _same_in_round(
-    t: Transaction,
-    request: protocol.SubmitRequest,
-    claim: dict[str, Any],
+    t: Transaction, request: protocol.SubmitRequest, claim: dict[str, Any]
 ) -> Submission | None:
     """Return the hotkey's direct submission of exactly this claim in this round, if any."""
     exact = {name: claim[name] for name in ("fork_url", "commit_hash", "tokens_per_sec", "vram_mb")}

@@ -6,8 +6,7 @@ from typing import Any
 
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import bans
-from neurons.validator_api.competition.errors import Refusal
-from neurons.validator_api.competition.rounds import Transaction
+from neurons.validator_api.competition.rounds import Refusal, Transaction
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
 from neurons.wire import protocol
@@ -16,9 +15,7 @@ log = get_logger("validator_api")
 
 
 def mark_validated(
-    t: Transaction,
-    request: protocol.MarkValidatedRequest,
-    validator: str,
+    t: Transaction, request: protocol.MarkValidatedRequest, validator: str
 ) -> dict[str, Any]:
     """Store a validator's score.
 

@@ -9,7 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, event, make_url
+from alembic import command
+from alembic.config import Config
+from alembic.util.exc import CommandError
+from sqlalchemy import create_engine, event, inspect, make_url
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import (
     ArgumentError,
@@ -22,10 +25,12 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session, sessionmaker
 
 from neurons.runtime.addresses import require_name
-from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.errors import ConfigError, Problem, QuasarError
 from neurons.runtime.observe import get_logger, redact_text
-from neurons.validator_api.database.versions import bring_up_to_date
 
+MIGRATIONS = Path(__file__).with_name("migrations")
+BEFORE_ALEMBIC = "0001"
+"""The version of a database that has the tables but no table `alembic_version`."""
 BUSY_SECONDS = 10.0
 """Seconds that a transaction waits: for other writes of this process, a connection or SQLite."""
 CONNECTION = {
@@ -68,7 +73,7 @@ class Storage:
         self._failing_lock = threading.Lock()
         try:
             with writing.begin() as connection:
-                bring_up_to_date(connection, self.url)
+                _migrate(connection, self.url)
         except SQLAlchemyError as error:
             raise self._open_error(error) from error
 
@@ -139,6 +144,26 @@ class Storage:
         if isinstance(error, OperationalError) and any(word in problem for word in LOCKED):
             return DatabaseAway(f"{problem}. Another process uses the file.")
         return ConfigError(f"{problem}. Name a file of SQLite that this user may write to.")
+
+
+def _migrate(connection: Connection, url: str) -> None:
+    """Migrate a database of any earlier version; raise a ConfigError for a newer one."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    tables = set(inspect(connection).get_table_names())
+    try:
+        if "submissions" in tables and "alembic_version" not in tables:
+            log.info("taking over the database of an earlier version", database=url)
+            command.stamp(config, BEFORE_ALEMBIC)
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise ConfigError(
+            Problem(
+                f"DATABASE_URL={url} cannot be brought to this program's version ({error}).",
+                "Run the newest program on it, or put back the copy from before the update.",
+            )
+        ) from error
 
 
 def _engine(database_url: str | URL) -> Engine:

@@ -94,22 +94,15 @@ def _round_page(t: Transaction, row: Round, most: int) -> RoundPage:
 
 def _scores_to_beat(t: Transaction, row: Round) -> dict[str, float]:
     """Return the scores to exceed, by purpose: in this round, or in the next one if it is over."""
-    rule, best = row.ranking, list[float]()
     if row.status == ACTIVE:
-        least = ranking.floor(t.session, row.baseline_submission_id, rule)
-        best = ranking.best_results(t.session, row, len(rules.TOP_SHARES))
+        results = ranking.floors(t.session, row)
     else:
-        least = ranking.floor(t.session, rounds.baseline_after(row), rule)
-    full = len(best) == len(rules.TOP_SHARES)
-    scores = (
-        ("to rank", least),
-        ("to earn a share", best[-1] if full else least),
-        ("to lead", best[0] if best else least),
-    )
+        results = (ranking.floor(t.session, rounds.baseline_after(row), row.ranking),) * 3
     shown: dict[str, float] = {}
-    for purpose, score in scores:
-        if score is not None and (needed := rules.to_beat(score, rule)) not in shown.values():
-            shown[purpose] = needed
+    for purpose, result in zip(("to rank", "to earn a share", "to lead"), results, strict=True):
+        if result is None or (needed := rules.to_beat(result, row.ranking)) in shown.values():
+            continue
+        shown[purpose] = needed
     return shown
 
 

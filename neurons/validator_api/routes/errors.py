@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from neurons.runtime.observe import get_logger
-from neurons.validator_api.competition.errors import Refusal
+from neurons.validator_api.competition.rounds import Refusal
 from neurons.validator_api.database.storage import DatabaseAway
 from neurons.validator_api.pages.render import page
 

@@ -14,7 +14,6 @@ from neurons.validator_api import auth
 from neurons.validator_api.api import TheApi
 from neurons.validator_api.auth import TheCaller
 from neurons.validator_api.competition import bans, submissions
-from neurons.validator_api.competition.errors import CommitmentMismatch
 from neurons.wire import protocol
 
 router = APIRouter(tags=["miners"])
@@ -64,7 +63,7 @@ def reveal_submission(
     try:
         with api.write() as t:
             return submissions.reveal(t, body)
-    except CommitmentMismatch:
+    except submissions.CommitmentMismatch:
         with api.write() as t:
             bans.record_failure(t, caller.client)
         raise

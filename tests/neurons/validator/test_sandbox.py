@@ -202,25 +202,25 @@ def test_forbidden_system_calls_fail(sandbox: Sandbox, tmp_path: Path) -> None:
     errors = call_inside(
         sandbox,
         tmp_path,
-        unshare=[known.denied["unshare"], 0x10000000],
-        keyring=[known.denied["keyctl"], 0, -4, 1],
-        key=[known.denied["add_key"], 0, 0, 0, 0, -4],
-        ring=[known.denied["io_uring_setup"], 1, 0],
-        bpf=[known.denied["bpf"], 0, 0, 0],
-        perf=[known.denied["perf_event_open"], 0, 0, -1, -1, 0],
-        clone=[known.clone, 0x10000000 | 17, 0, 0, 0, 0],
-        clone3=[known.clone3, 0, 0],
-        hypervisor=[known.socket, socket.AF_VSOCK, socket.SOCK_STREAM, 0],
-        limits_of_others=[known.own_only["prlimit64"], 1, resource.RLIMIT_NOFILE, 0, 0],
-        priority_of_others=[known.own_only["setpriority"], 0, 1, 19],
-        priority_of_its_group=[known.own_only["setpriority"], 1, 0, 19],
-        scheduler_of_others=[known.own_only["sched_setscheduler"], 1, 5, 0],
-        parameters_of_others=[known.own_only["sched_setparam"], 1, 0],
-        attributes_of_others=[known.own_only["sched_setattr"], 1, 0, 0],
-        disk_priority_of_others=[known.own_only["ioprio_set"], 1, 1, 3 << 13],
-        disk_priority_of_its_group=[known.own_only["ioprio_set"], 2, 0, 3 << 13],
-        shared_segment=[known.denied["shmget"], 0, 4096, 0o600],
-        cores=[known.sched_setaffinity, 0, 0, 0],
+        unshare=[known.calls["unshare"], 0x10000000],
+        keyring=[known.calls["keyctl"], 0, -4, 1],
+        key=[known.calls["add_key"], 0, 0, 0, 0, -4],
+        ring=[known.calls["io_uring_setup"], 1, 0],
+        bpf=[known.calls["bpf"], 0, 0, 0],
+        perf=[known.calls["perf_event_open"], 0, 0, -1, -1, 0],
+        clone=[known.calls["clone"], 0x10000000 | 17, 0, 0, 0, 0],
+        clone3=[known.calls["clone3"], 0, 0],
+        hypervisor=[known.calls["socket"], socket.AF_VSOCK, socket.SOCK_STREAM, 0],
+        limits_of_others=[known.calls["prlimit64"], 1, resource.RLIMIT_NOFILE, 0, 0],
+        priority_of_others=[known.calls["setpriority"], 0, 1, 19],
+        priority_of_its_group=[known.calls["setpriority"], 1, 0, 19],
+        scheduler_of_others=[known.calls["sched_setscheduler"], 1, 5, 0],
+        parameters_of_others=[known.calls["sched_setparam"], 1, 0],
+        attributes_of_others=[known.calls["sched_setattr"], 1, 0, 0],
+        disk_priority_of_others=[known.calls["ioprio_set"], 1, 1, 3 << 13],
+        disk_priority_of_its_group=[known.calls["ioprio_set"], 2, 0, 3 << 13],
+        shared_segment=[known.calls["shmget"], 0, 4096, 0o600],
+        cores=[known.calls["sched_setaffinity"], 0, 0, 0],
     )
     assert errors.pop("clone3") == [-1, errno.ENOSYS]
     assert errors.pop("hypervisor") == [-1, errno.EAFNOSUPPORT]
@@ -341,10 +341,7 @@ def test_system_call_numbers_match_the_kernels_headers(name: str, header: str) -
     if not file.exists():
         pytest.skip(f"{file} is not installed")
     defined = dict(re.findall(r"#define __NR3?2?_?(\w+) (\d+)", file.read_text()))
-    architecture = ARCHITECTURES[name]
-    others = ("clone", "clone3", "socket", "sched_setaffinity")
-    ours = architecture.denied | architecture.own_only
-    ours |= {call: getattr(architecture, call) for call in others}
+    ours = ARCHITECTURES[name].calls
     theirs = {call: int(defined[call]) for call in ours if call in defined}
     assert theirs == {call: ours[call] for call in theirs}
     assert len(theirs) > 15

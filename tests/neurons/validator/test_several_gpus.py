@@ -13,8 +13,7 @@ import structlog
 from neurons.runtime.errors import ConfigError
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import Attempts
-from neurons.validator.evaluate import FaultyMachine
-from neurons.validator.shared_lock import SharedLock
+from neurons.validator.evaluate import FaultyMachine, SharedLock
 from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi

@@ -22,9 +22,9 @@ from neurons.runtime.process import Stopped
 from neurons.validator.__main__ import main
 from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
 from neurons.validator.attempts import FIRST_PAUSE, MAX_CRASHES, Attempts
+from neurons.validator.evaluate import SharedLock
 from neurons.validator.logits import Comparison
 from neurons.validator.loop import Validator
-from neurons.validator.shared_lock import SharedLock
 from neurons.validator.verdict import judge, reject
 from neurons.wire.protocol import LARGEST, QueuedSubmission, Verification
 from quasar_kernels.contract import QUASAR_DIR, REQUIRED_IMPORTS
