@@ -73,7 +73,7 @@ def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
     """Return a command that ends without a traceback on Ctrl-C and SIGTERM.
 
     Its `finally` blocks run, so workers end and temporary folders are deleted. The exit status is
-    that of a process which the signal killed: 130 or 143.
+    130 or 143, as if the signal had killed the process.
     """
 
     @wraps(main)

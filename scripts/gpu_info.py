@@ -20,7 +20,7 @@ from neurons.wire.rules import weighted_score
 from quasar_kernels.arguments import Parser
 
 SHOWN = (2048, 100_000, 1_000_000)
-"""The script prints the estimated speed at these lengths."""
+"""Lengths in tokens for which the script prints the estimated speed."""
 COLUMNS = "{:<22} {:>5} {:<8} {:>6} {:>7} {:>8} {:>10} {:>10} {:>13}"
 HEADER = "\n".join(
     (

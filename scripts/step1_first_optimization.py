@@ -2,13 +2,15 @@
 
     python scripts/step1_first_optimization.py [--skip-setup] [--fork DIR] [--lengths 512,2048]
 
-Clones the public fork into DIR (--skip-setup uses an existing clone; without DIR, a clone in
-quasar_work/flash-linear-attention is used), lays these kernels over a
-copy of it, checks that copy's results, and times both by the validator's loop in fresh processes.
-Writes a table (step1.md) and a plot (step1.svg). The public fork is not checked: it does not
-compute the recurrence that it documents, so only its speed is compared. On a machine that cannot
-run it, such as one without a GPU, these kernels are compared with a second copy of themselves,
-which shows the noise. The exit status is 0 if these kernels pass the correctness check.
+The script clones the public fork into DIR, copies these kernels over a copy of it, checks that
+copy's results, and times both by the validator's loop in fresh processes. It writes a table
+(step1.md) and a plot (step1.svg). --skip-setup uses the clone that DIR already contains. Without
+DIR, a clone in quasar_work/flash-linear-attention is used if there is one.
+
+The public fork is not checked: it does not compute the recurrence that it documents, so only its
+speed is compared. A machine without a GPU cannot run it. There, these kernels are compared with a
+second copy of themselves, which shows the noise. The exit status is 0 if these kernels pass the
+correctness check.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.engine.clocks import free
+from benchmarks.engine.clocks import free, single_ms
 from benchmarks.engine.comparison import Inputs
 from benchmarks.engine.mechanism import OURS, Bounds, Calls, Implementation
 from benchmarks.engine.results import Entry
@@ -119,16 +118,12 @@ def trainings(device: str) -> Iterator[Entry]:
     for setting, sizes in settings.items():
         free()
         training = Training(text, sizes, recipe, torch.device(device))
-        for _ in range(min(WARM_STEPS, steps)):
-            training.step()
-        start = time.perf_counter()
-        for _ in range(steps):
-            loss = training.step()  # it reads the loss, so the host waits for the GPU
-        seconds = (time.perf_counter() - start) / steps
+        step_ms = single_ms(training.step, steps, min(WARM_STEPS, steps)).wall
+        loss = training.step()
         block: Any = training.model.blocks[0]
         chosen = block.backends(torch.bfloat16 if on_gpu else None)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
-        busy = kernel_seconds(training.step, BUSY_STEPS) / seconds if on_gpu else 0
+        busy = kernel_seconds(training.step, BUSY_STEPS) / step_ms * 1e3 if on_gpu else 0
         parameters = sum(p.numel() for p in training.model.parameters())
         yield Entry(
             table="training",
@@ -140,7 +135,7 @@ def trainings(device: str) -> Iterator[Entry]:
             },
             by="model",
             figures={
-                "step_ms": seconds * 1e3,
+                "step_ms": step_ms,
                 "peak_bytes": peak,
                 "loss": loss,
                 "busy": min(1.0, busy),

@@ -32,8 +32,8 @@ class Job(Frozen):
 
     Processes that share the file `gpu_lock` import at the same time and are timed one after
     another. Each ends itself after `seconds`, not counting the wait for the lock. The reply repeats
-    `nonce`, so that output of the code under test cannot pass for a reply. `parent` is the pid of
-    the starting process.
+    `nonce`, so that the code under test cannot forge a reply. `parent` is the pid of the starting
+    process.
     """
 
     task: Literal["check", "time", "prove", "import", "probe", "call"]

@@ -51,7 +51,7 @@ class EachLength:
         shortest = min(limits, key=lambda failure: failure.length, default=None)
         if shortest is None:
             return []
-        reason = f"not tried, as {shortest.length} tokens failed: {shortest.reason}"
+        reason = f"not tried, because {shortest.length} tokens failed: {shortest.reason}"
         return [
             Failure(length=length, kind=shortest.kind, reason=reason)
             for length in sorted({*self.lengths} - _failed(failures))
@@ -63,8 +63,8 @@ class EachLength:
 class ForClaim:
     """Plan of the fewest samples that a claim for one target needs.
 
-    The target is sampled until its noise is known, the other lengths that validators time once
-    each. Processes of the first round that no other length needs also sample the target, because a
+    The target is sampled until its noise is known. The other lengths that validators time are
+    sampled once each. All other processes of the first round also sample the target, because a
     further round repeats the imports.
     """
 

@@ -28,8 +28,8 @@ MAX_CALLS = 8192
 """Most calls of a chain: at 512 tokens and 12 microseconds per call they take 100 ms."""
 
 LARGEST = 48
-"""Largest number in a digest, four times the largest that occurs. Without a limit, the subject
-could solve for a false digest that gives the next call any input."""
+"""Largest number accepted in a digest, four times the largest that occurs. Without a limit, the
+subject could compute a false digest that gives the next call an input of its choice."""
 
 _LEVELS = 256
 _WIDTH = math.sqrt(12)  # of the uniform distribution of variance 1

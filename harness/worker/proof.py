@@ -64,9 +64,10 @@ RATIO_OF_SHORT = 2.0
 """The same below SHORT tokens on a GPU: between calls, the host launches the link's kernels."""
 
 BUSY, PAIRS = 4.0, 8
-"""The host may have become busier since the loop. If a chain takes too long, calls without links
-are timed in turn with PAIRS further chains. If none of these is fast enough, the speed of the
-fastest calls without links counts as the loop's, but at least 1 / BUSY of the loop's."""
+"""If a chain takes too long, the host may have become busier since the loop. PAIRS further chains
+then alternate with calls without links. If none of these chains is fast enough, the chain is
+compared with the fastest calls without links instead of the loop. These calls count as at most BUSY
+times slower than the loop."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,8 @@ def _best_chain(
 ) -> Chain:
     """Time chains and return the fastest.
 
-    A chain takes CHAIN_SECONDS, or less if the referee cannot verify so many calls. Each follows a
-    short untimed chain, which ends the GPU's idle state.
+    A chain takes CHAIN_SECONDS, or less if the referee cannot verify so many calls. A short untimed
+    chain before each one ends the GPU's idle state.
     """
     # no rest for one's own code (`enough` > 0): its check tolerates a lower clock
     rest = REST if device.type == "cuda" and length >= SHORT and not enough else 0.0
@@ -242,8 +243,8 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
 def _time_alone(subject: SubjectProxy, calls: int) -> float:
     """Return the seconds of a call, over `calls` calls without links.
 
-    As in the loop, untimed calls come first. The chain before has changed the weights, so code that
-    repeats outputs would otherwise compute a timed call, and seem slow on a busy host.
+    Untimed calls come first, as in the loop. The preceding chain has changed the weights, so code
+    that reuses its outputs computes the first of these calls, which must not be a timed one.
     """
     subject.ask("repeat", calls=WORKLOAD.warmup_calls)
     started = time.monotonic()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.cases import rivals
 from benchmarks.engine.results import Entry, Run
+from harness.measuring.runner import MeasurementError, measure
 from tests.adversarial.test_cheats import make_tree
 
 TREES = {
@@ -45,7 +47,20 @@ def by_name(entries: list[Entry]) -> dict[str, dict[str, Entry]]:
     return found
 
 
+@pytest.fixture
+def _few_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time only the forks whose speed a test examines."""
+
+    def timed_if_needed(tree: Path, *arguments: Any, **options: Any) -> Any:
+        if tree.name not in ("honest", "clock", "broken"):
+            raise MeasurementError("not timed", "stopped")
+        return measure(tree, *arguments, **options)
+
+    monkeypatch.setattr(rivals, "timed", timed_if_needed)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_few_timed")
 def test_each_fault_is_measured(tmp_path: Path) -> None:
     trees = {name: make_tree(tmp_path / name, *kind) for name, kind in TREES.items()}
     broken = make_tree(tmp_path / "broken", "honest", "right")

@@ -38,7 +38,7 @@ def test_lengths_above_one_that_is_too_long_fail(failures, implied):
     plan = EachLength((512, 1024, 2048), too_long=NO_MEMORY)
     result = plan.implied(failures)
     assert [one.length for one in result] == implied
-    assert all("not tried, as" in one.reason for one in result)
+    assert all("not tried, because" in one.reason for one in result)
 
 
 @pytest.mark.parametrize(
