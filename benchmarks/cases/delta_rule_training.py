@@ -91,6 +91,8 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     run = start("delta_rule_training", PROTOCOL, args.commit, versions=installed).adding(
         **{f"{name} is missing": why for name, why in missing.items()}
     )
+    if args.checked:
+        run = run.adding(checked=args.checked)
     if args.earlier:
         earlier = load(args.earlier)
         run = run.adding(
