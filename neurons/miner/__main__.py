@@ -169,7 +169,7 @@ def _context(
         client = ApiClient(str(settings.validator_api_url), me, wait=partial(wait_unless, stop))
         stack.callback(client.close)
         path = settings.state_dir / JOURNAL
-        require_no_lost_journal(settings, me.hotkey)
+        require_no_lost_journal(settings, me.hotkey, script)
         journal = stack.enter_context(Journal(path))
         alerts = Alerts(alert_ways(settings), settings.state_dir / "alerts.json", me.hotkey, log)
         stack.callback(alerts.close, ALERTS_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ class ClaimMeasurement:
             self.sampler.run(plan)
         except MeasurementError as error:
             self.recorder.log.debug("end of the worker's output", log=error.log_tail)
-            raise _consequence(error) from error
+            raise _consequence(error, self.sampler.tree) from error
         failed = {failure.length for failure in self.sampler.failures}
         return failed.isdisjoint(plan.lengths)
 
@@ -235,13 +236,14 @@ def _usable(report: Report, environment: Environment, code: str) -> dict[int, li
     }
 
 
-def _consequence(error: MeasurementError) -> Fault | Stopped:
+def _consequence(error: MeasurementError, tree: Path) -> Fault | Stopped:
+    command = f"`.venv/bin/python -m harness --tree {shlex.quote(str(tree))}`"
     if error.kind == "stopped":
         return Stopped("stop requested")
     if error.kind == "gate":
         return Held(
             f"The kernels fail the correctness check at {error.length} tokens: {error.reason}.",
-            "Correct them (`python -m harness` shows the same); the miner notices the change.",
+            f"Correct them ({command} shows the same); the miner notices the change.",
         )
     if error.kind == "import":
         return Held(f"The fork cannot be imported: {error.reason}.", error.remedy)
@@ -249,6 +251,6 @@ def _consequence(error: MeasurementError) -> Fault | Stopped:
         return Held(f"{error.reason}.", "Stop other programs that use the GPU, or cool it.")
     return Fault(
         f"The worker at {error.length} tokens failed: {error.reason}.",
-        "Check the GPU with nvidia-smi, and run `python -m harness` for the worker's output.",
+        f"Check the GPU with nvidia-smi, and run {command} for the worker's output.",
         held_after=CRASHES_BEFORE_HELD,
     )

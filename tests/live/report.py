@@ -205,7 +205,7 @@ def _confirms(row: Row, entry: Entry) -> bool:
 
 
 def _stops(cycle: Cycle) -> list[Finding]:
-    """Return unfinished submissions, and those that waited for a person, as findings."""
+    """Return unfinished submissions, and those that waited for the operator, as findings."""
     person, unfinished = [], []
     if cycle.status == EX_CONFIG:
         person.append(f"exit status {EX_CONFIG}")
@@ -217,7 +217,7 @@ def _stops(cycle: Cycle) -> list[Finding]:
         person += [f"submission {entry.id} was HELD: {reason}" for reason in entry.holds]
         if entry.state not in CLOSED:
             unfinished.append(f"submission {entry.id} is still {entry.state}: {entry.reason}")
-    kinds = {"needs a person": person, "unfinished": unfinished}
+    kinds = {"needs the operator": person, "unfinished": unfinished}
     return [Finding(kind, cycle.number, text) for kind, texts in kinds.items() for text in texts]
 
 
@@ -237,9 +237,9 @@ def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Findi
             lines.append(f"  faults  {_counted(cycle.faults)}")
     states = Counter(entry.state for cycle in cycles for entry in cycle.entries)
     lines += ["", f"{len(cycles)} cycles; the miner's ends: {_counted(states)}"]
-    for kind in ("duplicate", "lost", "false verdict", "needs a person", "unfinished"):
+    for kind in ("duplicate", "lost", "false verdict", "needs the operator", "unfinished"):
         alike = [finding for finding in findings if finding.kind == kind]
-        lines.append(f"{kind:15} {len(alike)}")
+        lines.append(f"{kind:18} {len(alike)}")
         lines += [f"  cycle {finding.cycle}: {finding.words}" for finding in alike]
     return "\n".join(lines)
 

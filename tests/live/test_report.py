@@ -1,4 +1,4 @@
-"""The report finds duplicates, losses, false verdicts and stops that need a person."""
+"""The report finds duplicates, losses, false verdicts and stops that need the operator."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ENDED: dict[str, Any] = {"reason": "Round 1 ended before a validator evaluated i
         ([_entry("ABANDONED", **ENDED)], [_row(**WAITING, **GONE)], []),
         ([_entry("VALIDATED")], [_row(), _row(2, tokens_per_sec=7.0)], ["lost"]),
         ([_entry("VALIDATED", score=0.9)], [_row()], ["false verdict"]),
-        ([_entry("VALIDATED", holds=("A redirect.",))], [_row()], ["needs a person"]),
+        ([_entry("VALIDATED", holds=("A redirect.",))], [_row()], ["needs the operator"]),
         ([_entry("FAILED")], [], ["unfinished"]),
     ],
 )
@@ -74,7 +74,7 @@ def test_findings(entries, rows, kinds):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(78, "needs a person"), (None, "unfinished"), (0, "unfinished")]
+    ("status", "kind"), [(78, "needs the operator"), (None, "unfinished"), (0, "unfinished")]
 )
 def test_a_cycle_without_a_submission_is_a_finding(status: int | None, kind: str) -> None:
     assert _kinds([], [], status) == [kind]

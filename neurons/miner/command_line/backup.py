@@ -79,12 +79,14 @@ def find_copy(settings: Settings) -> Path:
     raise ConfigError(Problem(problem, "Name one of its files, or put the hotkey back."))
 
 
-def require_no_lost_journal(settings: Settings, hotkey: str) -> None:
+def require_no_lost_journal(
+    settings: Settings, hotkey: str, script: str = "./START_MINER.sh"
+) -> None:
     """Raise a ConfigError if there is no journal, but a copy, which a new one would replace."""
     copy = settings.journal_copy and copy_of(settings.journal_copy, hotkey)
     if copy and copy.exists() and find_journal(settings.state_dir) is None:
         problem = f"The journal in {settings.state_dir} is lost, and JOURNAL_COPY has {copy}."
-        remedy = "Run `./START_MINER.sh restore`, or move the copy away to start without it."
+        remedy = f"Run `{script} restore`, or move the copy away to start without it."
         raise ConfigError(Problem(problem, remedy))
 
 

@@ -125,7 +125,7 @@ def fork(settings: Settings) -> Iterator[Finding]:
         remedy = f"Give it to this user, or set another {setting}."
         yield failure("fork", f"{tree} cannot be read ({error.strerror})", remedy)
     except MeasurementError as error:
-        command = f"python -m harness --tree {shlex.quote(str(tree))}"
+        command = f".venv/bin/python -m harness --tree {shlex.quote(str(tree))}"
         remedy = error.remedy or f"`{command}` shows the process's output."
         yield failure("fork", f"{tree} cannot be imported: {error.reason}", remedy)
     else:

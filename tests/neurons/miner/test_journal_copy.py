@@ -109,7 +109,8 @@ def test_restore_finds_the_copy_and_a_start_does_not_replace_it(command, tmp_pat
     refused = command("once", **environ)
     assert refused.returncode == 78
     assert "is lost, and JOURNAL_COPY has" in refused.stderr
-    assert "Run `./START_MINER.sh restore`" in refused.stderr
+    command_line = f"./START_MINER.sh --state-dir {environ['STATE_DIR']} restore"
+    assert f"Run `{command_line}`" in refused.stderr
     done = command("restore", **environ)
     assert done.returncode == 0, done.stderr
     with Journal(Path(environ["STATE_DIR"]) / "journal.sqlite") as journal:
