@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,7 @@ def test_restore_finds_the_copy_and_a_start_does_not_replace_it(command, tmp_pat
     refused = command("once", **environ)
     assert refused.returncode == 78
     assert "is lost, and JOURNAL_COPY has" in refused.stderr
-    command_line = f"./START_MINER.sh --state-dir {environ['STATE_DIR']} restore"
-    assert f"Run `{command_line}`" in refused.stderr
+    assert f"{shlex.quote(environ['STATE_DIR'])} restore`" in refused.stderr
     done = command("restore", **environ)
     assert done.returncode == 0, done.stderr
     with Journal(Path(environ["STATE_DIR"]) / "journal.sqlite") as journal:
