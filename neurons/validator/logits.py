@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 import threading
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import Identity
 from neurons.wire.body import ENCODING, check_encoding, check_size
+from neurons.wire.connection import TimeLimit
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.outcomes import ProtocolFault
 from neurons.wire.protocol import QueuedSubmission, Verification
@@ -192,40 +192,36 @@ def _read(
     headers: Mapping[str, str] | None = None,
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
-    reply = _reply(method, url, body, {"Accept-Encoding": ENCODING, **(headers or {})})
+    limit, data = TimeLimit(), bytearray()
     try:
-        status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
-    except (asyncio.TimeoutError, httpx.TimeoutException):
-        raise _Busy(f"gave no complete reply within {REPLY_SECONDS:g} s.") from None
-    except httpx.HTTPError as error:
-        raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
-    if status in BUSY:
-        raise _Busy(f"answered with status {status}.")
-    if status != 200:
-        raise _NoAnswer(f"answered with status {status}.")
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise _NoAnswer("gave a reply that violates the protocol.") from error
-
-
-async def _reply(
-    method: str, url: str, body: bytes | None, headers: Mapping[str, str]
-) -> tuple[int, bytes]:
-    """Return a reply's status and body.
-
-    The caller must limit the total time, because httpx only limits the wait for the next bytes.
-    """
-    async with (
-        httpx.AsyncClient(timeout=REPLY_SECONDS, trust_env=False) as http,
-        http.stream(method, url, content=body, headers=dict(headers)) as response,
-    ):
-        data = bytearray()
-        try:
+        with (
+            limit.within(REPLY_SECONDS),
+            httpx.Client(timeout=REPLY_SECONDS, trust_env=False) as http,
+            http.stream(
+                *(method, url),
+                content=body,
+                headers={"Accept-Encoding": ENCODING, **(headers or {})},
+                extensions={"trace": limit},
+            ) as response,
+        ):
             check_encoding("it", response.headers)
-            async for piece in response.aiter_bytes():
+            for piece in response.iter_bytes():
                 data += piece
                 check_size("it", len(data), REPLY_BYTES)
-        except ProtocolFault as fault:
-            raise _NoAnswer(f"{fault.reason.removeprefix('it ')}.") from None
-        return response.status_code, bytes(data)
+    except httpx.TimeoutException:
+        limit.over = True
+    except httpx.HTTPError as error:
+        if not limit.over:
+            raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
+    except ProtocolFault as fault:
+        raise _NoAnswer(f"{fault.reason.removeprefix('it ')}.") from None
+    if limit.over:
+        raise _Busy(f"gave no complete reply within {REPLY_SECONDS:g} s.")
+    if response.status_code in BUSY:
+        raise _Busy(f"answered with status {response.status_code}.")
+    if response.status_code != 200:
+        raise _NoAnswer(f"answered with status {response.status_code}.")
+    try:
+        return kind.model_validate_json(bytes(data))
+    except ValidationError as error:
+        raise _NoAnswer("gave a reply that violates the protocol.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import stamina
@@ -29,9 +29,8 @@ _QUICKLY = stamina.RetryingCaller(
     attempts=QUICK_ATTEMPTS, timeout=QUICK_SECONDS, wait_max=2.0, wait_jitter=0.5
 )
 
-ClaimPart = TypeVar(
-    "ClaimPart", protocol.CommitRequest, protocol.RevealRequest, protocol.SubmitRequest
-)
+UNSIGNED = "-"
+"""The signature of a request until `ApiClient` signs it."""
 
 
 class Queue(protocol.Message):
@@ -136,47 +135,46 @@ class ApiClient(Connection):
             miner_hotkey=self.hotkey,
             commitment_hash=commitment,
             target_sequence_length=target_sequence_length,
-            signature=self._identity.sign(commitment),
+            signature=UNSIGNED,
         )
-        return self._post_claim("/commit_submission", request, wire_version, protocol.CommitReply)
+        return self._post_signed("/commit_submission", request, wire_version, protocol.CommitReply)
 
     def reveal(
         self, submission_id: int, salt: str, claim: Mapping[str, Any], wire_version: int
     ) -> protocol.RevealReply:
         """POST /reveal_submission; `claim` has the unsigned fields of a `ClaimRequest`."""
         request = protocol.RevealRequest(
-            submission_id=submission_id, commitment_salt=salt, **self.signed(claim)
+            submission_id=submission_id, commitment_salt=salt, signature=UNSIGNED, **claim
         )
-        return self._post_claim("/reveal_submission", request, wire_version, protocol.RevealReply)
+        return self._post_signed("/reveal_submission", request, wire_version, protocol.RevealReply)
 
     def submit(
         self, target_sequence_length: int, claim: Mapping[str, Any], wire_version: int
     ) -> protocol.SubmitReply:
         """POST /submit_kernel; the server stores a repeated request as another submission."""
         request = protocol.SubmitRequest(
-            target_sequence_length=target_sequence_length, **self.signed(claim)
+            target_sequence_length=target_sequence_length, signature=UNSIGNED, **claim
         )
-        return self._post_claim("/submit_kernel", request, wire_version, protocol.SubmitReply)
+        return self._post_signed("/submit_kernel", request, wire_version, protocol.SubmitReply)
 
-    def signed(self, claim: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a claim with their signature in wire version 1."""
-        text = protocol.submission_text(
-            claim["fork_url"],
-            claim["commit_hash"],
-            claim["tokens_per_sec"],
-            claim.get("benchmarks"),
-        )
-        return {**claim, "signature": self._identity.sign(text)}
-
-    def _post_claim(
-        self, route: str, request: ClaimPart, wire_version: int, reply: type[Reply]
+    def _post_signed(
+        self,
+        route: str,
+        request: protocol.CommitRequest | protocol.ClaimRequest,
+        wire_version: int,
+        reply: type[Reply],
     ) -> Reply:
-        """POST a request with a signature of all its fields, if the wire version supports that."""
+        """POST a request with a signature of all its fields, or in version 1 of some."""
         if wire_version >= protocol.WIRE_VERSION:
             request = request.model_copy(update={"version": protocol.WIRE_VERSION})
-            signature = self._identity.sign(protocol.bound_text(route, request))
-            request = request.model_copy(update={"signature": signature})
-        return self._post(route, request, reply)
+            text = protocol.bound_text(route, request)
+        elif isinstance(request, protocol.CommitRequest):
+            text = request.commitment_hash
+        else:
+            claim = request.fork_url, request.commit_hash, request.tokens_per_sec
+            text = protocol.submission_text(*claim, request.benchmarks)
+        signature = self._identity.sign(text)
+        return self._post(route, request.model_copy(update={"signature": signature}), reply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
         """GET a list; of other hotkeys' rows only the id is kept, so invalid ones do no harm."""

@@ -55,19 +55,19 @@ class TimeLimit:
 
     def __init__(self) -> None:
         self._stream: Any = None  # the client's newest connection
-        self._over = False
+        self.over = False  # whether the limit ended the last request
 
     def __call__(self, event: str, details: dict[str, Any]) -> None:
         """Note the connection; requests need this object as the extension `trace`."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._stream = details["return_value"]
-            if self._over:
+            if self.over:
                 self._shut_down()
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """Shut the connection down after `seconds` if the block has not ended."""
-        self._over = False
+        self.over = False
         timer = threading.Timer(seconds, self._shut_down)
         timer.daemon = True
         timer.start()
@@ -77,7 +77,7 @@ class TimeLimit:
             timer.cancel()
 
     def _shut_down(self) -> None:
-        self._over = True
+        self.over = True
         if self._stream is not None:
             with suppress(OSError):  # it is closed already
                 self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)

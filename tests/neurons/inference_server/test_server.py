@@ -400,16 +400,18 @@ def test_a_validator_names_the_miner_and_signs_no_request_to_its_own_server(
 ) -> None:
     requests = ValidatorRequests((Hotkey("//Bob").hotkey,), ROW.miner_hotkey)
     sent: list[Mapping[str, str]] = []
-    reply = logits_module._reply
+    read = logits_module._read
 
-    def noted(method: str, address: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+    def noted(
+        method: str, address: str, body: bytes | None, kind: Any, headers: Mapping[str, str] = {}
+    ) -> Any:
         if method == "POST":
             sent.append(headers)
             accepted.append(requests.accept("/inference", headers, body or b""))
-        return reply(method, address, body, headers)
+        return read(method, address, body, kind, headers)
 
     accepted: list[bool] = []
-    monkeypatch.setattr(logits_module, "_reply", noted)
+    monkeypatch.setattr(logits_module, "_read", noted)
     servers = {ROW.miner_hotkey: url}
     assert LogitVerifier(url, servers, new_tokens=8, signer=Hotkey("//Bob")).verify(ROW)
     assert accepted == [False, True]
