@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Kernels
@@ -25,7 +24,7 @@ LAUNCHES = Launches(
 
 def tiles_for(N: int, P: int, dtype: torch.dtype) -> Tiles:
     """Return the tiles for a state of N and heads of P channels, of a dtype."""
-    keys, values = (max(16, triton.next_power_of_2(n)) for n in (N, P))
+    keys, values = (padded(n, 16) for n in (N, P))
     precision = "tf32" if dtype == torch.float16 else "tf32x3"
     if dtype == torch.bfloat16:
         options = LaunchOptions(4, 2), LaunchOptions(4, 2), LaunchOptions(8, 1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Forward
@@ -23,7 +22,7 @@ _scan = Launcher(segment_scan_kernel)
 
 def step_values(tiles: Tiles, V: int) -> int:
     """Return how many of V value columns one program computes for a single token."""
-    return min(triton.next_power_of_2(V), max(16, 4096 // tiles.keys))
+    return min(padded(V), max(16, 4096 // tiles.keys))
 
 
 class Launches(NamedTuple):
@@ -90,7 +89,7 @@ class Launches(NamedTuple):
         final = o.new_empty((B, H, K, V), dtype=torch.float32)
         columns = step_values(tiles, V)
         self.step(
-            (B * H, triton.cdiv(V, columns), 1),
+            (B * H, -(-V // columns), 1),
             (*x, o, initial_state, final, *x.strides),
             (*x.constants, H, K, V, tiles.keys, columns),
             num_warps=STEP_WARPS,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import is_recorded
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
@@ -67,7 +66,7 @@ class Plan(NamedTuple):
     def grid(self) -> tuple[int, int, int]:
         """The grid: segments times heads, and tiles of value columns."""
         shape = self.shape
-        return self.segments.total * shape.H, triton.cdiv(shape.V, self.tiles.values), 1
+        return self.segments.total * shape.H, -(-shape.V // self.tiles.values), 1
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -116,7 +115,7 @@ def plan_call(
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     B, T, H, _, V = shape
-    programs = H * triton.cdiv(V, tiles.values)  # of a sequence
+    programs = H * -(-V // tiles.values)  # of a sequence
     bounds = None
     if cu_seqlens is not None:
         sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit

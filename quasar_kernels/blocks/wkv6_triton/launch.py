@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Kernels
@@ -24,7 +23,7 @@ LAUNCHES = Launches(
 
 def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
     """Return the tiles for heads of K channels of r and k, V channels of v, and a dtype."""
-    keys, values = (max(16, triton.next_power_of_2(n)) for n in (K, V))
+    keys, values = (padded(n, 16) for n in (K, V))
     precision = "tf32" if dtype == torch.float16 else "tf32x3"
     if dtype == torch.bfloat16 and keys <= 64:
         options = LaunchOptions(4, 2), LaunchOptions(4, 2), LaunchOptions(8, 1)

@@ -21,7 +21,7 @@ class Kernel:
 
     def __init__(self, compile=lambda: None):
         self.compile, self.compiled, self.launched = compile, set(), []
-        self.device_caches = {None: ()}  # by device
+        self.device_caches = {-1: ()}  # by device
 
     def warmup(self, *arguments, grid, **options):
         assert arguments[0].is_meta
@@ -41,7 +41,7 @@ class Kernel:
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     monkeypatch.setattr(launch, "_known", set())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # that of CPU tensors
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # that of CPU tensors
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 

@@ -18,7 +18,6 @@ from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import DTYPES, LoadedProgram
 from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
-from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.operator_types import Gradients, Saved, Scan, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
 from fla.ops.quasar.triton_kernels import passes as triton_passes
@@ -133,7 +132,6 @@ def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
     return ScanInputs(q, k, v, StepSizes(steps, per_token), initial, cu_seqlens, scale, g)
 
 
-@on_its_device
 def scan_backward(
     saved: Saved,
     do: torch.Tensor,
@@ -144,7 +142,7 @@ def scan_backward(
     """Return the gradients of the inputs, by the implementation of the forward pass or by Triton.
 
     Args:
-        saved: from the result of `scan_forward`.
+        saved: from the result of `scan_forward`; its device must be the current one.
         do: the gradient of o, with v's shape.
         d_final: the gradient of the final state, `[sequences, H, S, S]`, or None.
         backend: the value of QUASAR_BACKEND in the forward pass.

@@ -128,7 +128,7 @@ def chunk_intra(
     tiles, width = plan.tiles, inverse_width(plan.tiles.chunk, k.dtype)
     if scratch is None or width > S:
         scratch = torch.empty(B, T, H, width, dtype=k.dtype, device=k.device)
-    blocks = triton.cdiv(plan.longest, tiles.intra_chunks * tiles.chunk)
+    blocks = -(-plan.longest // (tiles.intra_chunks * tiles.chunk))
     shares = max(1, min(blocks, plan.wave // max(1, plan.total * H)))
     _intra(
         (plan.total * H, shares, 1),

@@ -57,9 +57,9 @@ def once_differentiable(backward: Function) -> Function:
 
     @functools.wraps(backward)
     def refused(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled():  # with create_graph
-            gradients = tuple(g if g is None else g.detach().requires_grad_() for g in gradients)
-        return run(ctx, *gradients)
+        if not torch.is_grad_enabled():  # torch's decorator would change nothing
+            return backward(ctx, *gradients)
+        return run(ctx, *(g if g is None else g.detach().requires_grad_() for g in gradients))
 
     return refused  # type: ignore[return-value]
 

@@ -111,7 +111,7 @@ def _launch(kernel, *tensors: torch.Tensor, heads: int) -> None:
     """Run a gate kernel over tensors of shape `[tokens, H]` (beta: `[H]`)."""
     n, block = tensors[0].numel(), 1024
     if n:
-        kernel[(triton.cdiv(n, block),)](*tensors, n, H=heads, BLOCK=block, num_warps=4)
+        kernel[(-(-n // block),)](*tensors, n, H=heads, BLOCK=block, num_warps=4)
 
 
 class QuasarGateFunction(torch.autograd.Function):

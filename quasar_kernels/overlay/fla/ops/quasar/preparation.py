@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fla.ops.quasar.chunk_torch import l2norm
 from fla.ops.quasar.device import on_its_device, once_differentiable
-from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
+from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead, padded
 
 MAX_WIDTH = 256
 """Widest rows that the kernels hold in registers; torch prepares wider ones."""
@@ -197,13 +197,13 @@ def launch_preparation(
     inverse = step = None
     if how.unit:
         q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
-        units = tuple(torch.empty(q.shape, dtype=x.dtype, device=q.device) for x in (q, k))
-        inverse = torch.empty(2, N, dtype=torch.float32, device=q.device)
+        units = _contiguous_like(q, q.dtype), _contiguous_like(k, k.dtype)
+        inverse = q.new_empty(2, N, dtype=torch.float32)
     M, HV, sigmoid = 0, 1, how.factor != 0
     strides: tuple[int, ...] = (0, 0, 0)
     if sigmoid or (beta.ndim == 3 and beta.dtype != torch.float32):  # the operator takes fp32
         M, HV, strides = beta.numel(), beta.shape[2], beta.stride()
-        step = torch.empty(beta.shape, dtype=torch.float32, device=q.device)
+        step = _contiguous_like(beta, torch.float32)
     if N:
         block, rows = tile(S)
         tensors = (q, k, None if step is None else beta, *units, inverse, step)
@@ -247,9 +247,13 @@ def launch_preparation_grad(
     return dq, dk, d_step
 
 
+def _contiguous_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
 def tile(S: int) -> tuple[int, int]:
     """Return the padded head width and the rows of a program."""
-    block = max(16, triton.next_power_of_2(S))
+    block = padded(S, 16)
     return block, _ELEMENTS // block
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.device_functions import operand
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 
 ROWS, WARPS = 64, 8
 """Tokens and warps of a program, the fastest on an H200 for heads of 64 and of 128."""
@@ -90,7 +90,7 @@ def gate_and_norm(
     R, H, S = o.shape
     y = narrow.new_empty(R, H, S)
     if R:
-        block = max(16, triton.next_power_of_2(S))
+        block = padded(S, 16)
         # a program with all heads reads `narrow` once, but with few tokens more programs are needed
         heads = H if R >= MANY_TOKENS else min(H, 4) if R >= MANY_TOKENS // 4 else 1
         _gate_and_norm(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.triton_kernels.device_functions import operand
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 
 _PROGRAMS = 4096
 """Target number of programs of a launch: several for each slot of a GPU, so that it stays busy, but
@@ -292,11 +292,6 @@ _conv_silu_grad = Launcher(conv_silu_grad_kernel)
 _gated_rmsnorm_grad = Launcher(gated_rmsnorm_grad_kernel)
 
 
-def padded(n: int) -> int:
-    """Return the next power of two; Triton's own function takes a microsecond."""
-    return 1 << (n - 1).bit_length()
-
-
 def sequences(position: torch.Tensor | int | None, rows: int) -> tuple[int, torch.Tensor | None]:
     """Return the rows of a sequence, and each row's place in it for packed sequences, else None."""
     if isinstance(position, int):
@@ -381,7 +376,7 @@ def launch_gated_rmsnorm_grad(
     # a program reads each element before it overwrites it, and no other program reads it
     dx, dgate = (dy, gate) if overwrite else (torch.empty_like(x), torch.empty_like(gate))
     dx = dx if largest is None else dx.view(torch.float16)
-    block = max(8, padded(S))
+    block = padded(S, 8)
     rows = max(1, 512 // block)
     tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))), -(-R // (rows * _MAX_GRID_ROWS)))
     programs = -(-R // (rows * tiles))

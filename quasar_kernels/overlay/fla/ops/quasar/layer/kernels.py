@@ -14,13 +14,12 @@ import triton.language as tl
 
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.triton_kernels.device_functions import operand
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 from fla.ops.quasar.layer.gradients import (
     conv_row,
     launch_conv_silu_grad,
     launch_gated_rmsnorm_grad,
     load_taps,
-    padded,
     sequences,
     sigmoid,
 )

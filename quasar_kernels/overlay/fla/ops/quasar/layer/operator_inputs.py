@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.device import on_its_device, once_differentiable
-from fla.ops.quasar.layer.gradients import gradient_scale, padded, sigmoid
+from fla.ops.quasar.layer.gradients import gradient_scale, sigmoid
 from fla.ops.quasar.triton_kernels.device_functions import operand
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 
 EPSILON = 1e-12
 """The smallest length by which a row is divided."""
@@ -270,7 +270,7 @@ def _tile(S: int, elements: int = 2048) -> tuple[int, int]:
     The default is fastest for the forward kernel with heads of 128 on an H100. In the backward
     kernel, half as many need 80 registers for each thread (128 with a rotation), not 168 (204).
     """
-    block = max(16, padded(S))
+    block = padded(S, 16)
     return block, max(4, elements // block)
 
 

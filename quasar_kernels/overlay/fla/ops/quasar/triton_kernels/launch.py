@@ -60,11 +60,11 @@ class Launcher:
             constants: its constexprs, in order or by name.
             options: of the compilation, such as `num_warps`.
         """
-        if isinstance(constants, Mapping):
+        if type(constants) is not tuple:
             names = self._kernel.arg_names[len(arguments) :]
             constants = tuple(map(constants.__getitem__, names))
         first = arguments[0]
-        device = torch.cuda.current_device() if first.is_meta else first.device.index
+        device = torch.cuda.current_device() if first.is_meta else first.get_device()
         key = (device, _kinds(arguments), constants, *options.values())
         compiled = self._compiled.get(key)
         if first.is_meta:
@@ -76,7 +76,8 @@ class Launcher:
             return
         if compiled is not None:
             try:
-                compiled[grid](*arguments, *constants)
+                stream = torch_private.raw_stream(device)  # Triton's own search takes longer
+                compiled[grid](*arguments, *constants, stream=stream)
                 return
             except TypeError:  # this Triton does not accept constexprs here; nothing was launched
                 self._compiled[key] = None
@@ -91,6 +92,11 @@ class Launcher:
     def _hash(self) -> None:
         with _hashing:  # Triton 3.3 hashes functions that kernels share without a lock
             getattr(self._kernel, "cache_key", None)
+
+
+def padded(n: int, least: int = 1) -> int:
+    """Return the next power of two, at least `least`; Triton's own function takes 2 us."""
+    return max(least, 1 << (n - 1).bit_length())
 
 
 def _kinds(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.gate import divisible
@@ -63,7 +62,7 @@ def _segment_states(
     tiles = plan.tiles
     G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
     _map(
-        (plan.total * H, triton.cdiv(S, tiles.map_rows), 1),
+        (plan.total * H, -(-S // tiles.map_rows), 1),
         (k, v, g, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
          *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3]),
         _shared_constants(plan, k) | {"PACK": _rows_of_b(plan, inverse), "BR": tiles.map_rows},
@@ -86,7 +85,7 @@ def scan_segments(
     H, S = G.shape[1:3]
     exact = dtype != torch.bfloat16
     _scan_maps(
-        (plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols), 1),
+        (plan.sequences * H, -(-S // plan.tiles.scan_cols), 1),
         (G, R, initial_state, plan.first, plan.per_sequence),
         {
             "H": H,
@@ -127,7 +126,7 @@ def _launch_output(
         "STORE_FRESH": fresh,
     }
     _output(
-        (plan.total * H, triton.cdiv(S, tiles.value_cols), 1),
+        (plan.total * H, -(-S // tiles.value_cols), 1),
         (q, k, v, g, inverse, plan.table, states, initial_state, final_state, o, checkpoints,
          T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
          *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3]),
@@ -251,7 +250,7 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
     )  # fmt: skip
     if g is not None:
         keep = max(plan.block, plan.tiles.chunk)
-        shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
+        shares = max(1, min(-(-plan.longest // keep), 64))
         _decay_grad(
             (plan.total * H, shares, 1),
             (dg, begins, plan.table, *segment_sizes[:3]),

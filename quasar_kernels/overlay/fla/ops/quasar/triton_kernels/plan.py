@@ -7,7 +7,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 
 from fla.ops.quasar.segments import (
     Segments,
@@ -17,6 +16,7 @@ from fla.ops.quasar.segments import (
     packed_table,
     stay_whole,
 )
+from fla.ops.quasar.triton_kernels.launch import padded
 from fla.ops.quasar.triton_kernels.tiles import Tiles, tiles_for
 
 
@@ -37,7 +37,7 @@ def _programs_per_wave(device: torch.device) -> int:
 def _stay_whole(q: torch.Tensor, tiles: Tiles, longest: int) -> bool:
     units = multiprocessors(q.device)
     B, T, H, S = q.shape
-    warps = H * triton.cdiv(S, tiles.value_cols) * tiles.output_warps
+    warps = H * -(-S // tiles.value_cols) * tiles.output_warps
     return units is not None and stay_whole(longest, B * T, warps, units)
 
 
@@ -53,8 +53,8 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
     tokens = max(tokens, 1)
     # a pass costs about tokens / n, the scan over the maps as much as 8 tokens per segment
     n = max(1, min(math.isqrt(tokens // 8), wave // chains))
-    length = chunk * triton.cdiv(triton.cdiv(tokens, n), chunk)
-    return triton.cdiv(tokens, length), length
+    length = chunk * -(-tokens // (n * chunk))
+    return -(-tokens // length), length
 
 
 class Plan(NamedTuple):
@@ -89,13 +89,13 @@ def plan_segments(
         every: the tokens after which a segment must end, a multiple of 64.
     """
     B, T, H, _ = q.shape
-    tiles = tiles or tiles_for(_padded(q), q.dtype, q.device)
+    tiles = tiles or tiles_for(padded(q.shape[-1], 16), q.dtype, q.device)
     wave = _programs_per_wave(q.device)
     if cu_seqlens is not None:
         bounds = host_bounds(cu_seqlens)
         longest = longest_of(bounds)
         if _stay_whole(q, tiles, longest):
-            length = tiles.chunk * triton.cdiv(max(longest, 1), tiles.chunk)
+            length = tiles.chunk * -(-max(longest, 1) // tiles.chunk)
         else:
             _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
         length = length if every is None else dividing(every, length, tiles.chunk)
@@ -106,25 +106,21 @@ def plan_segments(
         if segments is None and _stay_whole(q, tiles, T):
             segments = 1
         if segments is not None:
-            length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
+            length = tiles.chunk * -(-T // (segments * tiles.chunk))
         length = length if every is None else dividing(every, length, tiles.chunk)
-        count = triton.cdiv(max(T, 1), length)
+        count = -(-max(T, 1) // length)
         cut = Segments(B * count, B, count, length, None, None, length)
     return plan_of(q, cut, tiles)
 
 
 def plan_of(q: torch.Tensor, cut: Segments, tiles: Tiles | None = None) -> Plan:
     """Return a plan with these segments; the other arguments are those of `plan_segments`."""
-    block = _padded(q)
+    block = padded(q.shape[-1], 16)
     tiles = tiles or tiles_for(block, q.dtype, q.device)
     # Triton's `input_precision`, which affects products of fp32 operands only
     precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
     wave = _programs_per_wave(q.device)
     return Plan(tiles, *cut, wave, block, precision)  # type: ignore[call-arg] # seven of `Segments`
-
-
-def _padded(q: torch.Tensor) -> int:
-    return max(16, triton.next_power_of_2(q.shape[-1]))
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

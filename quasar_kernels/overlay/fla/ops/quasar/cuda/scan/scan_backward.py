@@ -28,6 +28,7 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.cuda.scan.scan_forward import (
     CSRC,
     PANEL,
+    PARAMETERS,
     SCAN_COLUMNS,
     TILE,
     step_options,
@@ -139,8 +140,7 @@ def like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[tor
     Small tensors share one allocation if `parts` do. Otherwise they would be freed separately and
     fragment the blocks of torch's allocator, which costs a third of a CUDA graph's memory.
     """
-    pointers = {x.untyped_storage().data_ptr() for x in parts}
-    if len(pointers) > 1 or d_o.nbytes > _SMALL:
+    if d_o.nbytes > _SMALL or len({x.untyped_storage().data_ptr() for x in parts}) > 1:
         return [torch.empty_like(d_o) for _ in parts]
     return d_o.new_empty(len(parts), *d_o.shape).unbind()
 
@@ -192,9 +192,8 @@ def backward(
     maps = NO_MAPS
     if program.on_hopper:
         maps = gradient_maps(v.shape, group, tuple(pointers[:8]), (qs, ks, vs, os))
-    arguments = ctypes.c_char_p * 2
-    parameters = arguments(serialize(*pointers, table, first, *sizes, omits), maps)
-    by_tiles = arguments(serialize(*pointers, tile_rows, 0, *sizes, omits), maps)
+    parameters = PARAMETERS(serialize(*pointers, table, first, *sizes, omits), maps)
+    by_tiles = PARAMETERS(serialize(*pointers, tile_rows, 0, *sizes, omits), maps)
     walk_grid = cut.total * H * (S // PANEL), 1
     kernels = program.kernels
     kernels["state_checkpoint"].launch(walk_grid, parameters)

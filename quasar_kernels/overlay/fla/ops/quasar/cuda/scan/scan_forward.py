@@ -63,6 +63,8 @@ CSRC = Path(__file__).with_name("csrc")
 SCAN_COLUMNS = 8
 """State columns of a block of a scan or a fold; COLUMNS in scan_maps.cuh and gradient_scan.cu."""
 _ALIGNMENT = 16  # bytes of the kernels' loads
+PARAMETERS = ctypes.c_char_p * 2
+"""The type of a kernel's two parameters."""
 NO_MAPS = bytes(5 * TENSOR_MAP)
 """The second parameter on GPUs without tensor maps."""
 
@@ -114,6 +116,7 @@ def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
     return variant_for(v.device.index, v.dtype, H, S, options)
 
 
+@functools.lru_cache(256)
 def variant_for(
     device: int, dtype: torch.dtype, H: int, S: int, options: tuple[str, ...] = ()
 ) -> Variant:
@@ -313,7 +316,7 @@ def launch_parameters(
     parameters = []
     for repeat in repeats:
         arguments = serialize(*pointers, *sizes, repeat, scale, decay, group)
-        parameters.append((ctypes.c_char_p * 2)(arguments, maps))
+        parameters.append(PARAMETERS(arguments, maps))
     return parameters
 
 
