@@ -157,7 +157,8 @@ def adaptive_forward(
         shape: of x.
         rows: x in the products' dtype, `[R, hidden]`, contiguous.
         save: whether to return products; otherwise they may be None.
-        into: tensors for the results, for calls with `saving_programs`; None for new ones.
+        into: tensors for the results, if CUDA programs compute the projection and the operator;
+            None for new ones.
         maps: likewise for G and the states of `Saved`.
 
     Raises:
@@ -237,7 +238,7 @@ def run_adaptive(
     """Return the layer's output `[B, T, hidden]`; it records nothing for autograd.
 
     Args:
-        call: one that the kernels support (`takes`).
+        call: one that the kernels support (`supports_kernels`).
         owner: the graphs are dropped together with this object.
         rotation: of q and k, or None.
         x: `[B, T, hidden]`.

@@ -100,11 +100,12 @@ class AdaptiveFunction(torch.autograd.Function):
             if call.cu_seqlens is not None and not _is_capturable(call, segments, dy):
                 owner = None
         with torch_private.no_autocast():
-            gradients, (dx, *products) = launch_or_replay(
+            gradients, (dx, (q, k, v, gate_down, step)) = launch_or_replay(
                 owner, BACKWARD, settings, inputs, tensors, call.dtype, most
             )
-        *gradients, d_dt = gradients
-        return None, None, None, dx, *products[:4], *gradients, products[4], d_dt
+        layer, _, dt_bias = AdaptiveWeights.of(gradients)
+        layer = layer._replace(q=q, k=k, v=v, gate_down=gate_down)
+        return None, None, None, dx, *AdaptiveWeights(layer, step, dt_bias).tensors()
 
 
 def _is_capturable(call: Call, segments: Any, dy: torch.Tensor) -> bool:
@@ -143,15 +144,16 @@ def _compute_backward(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[
         results, maps = saved_results(call, shape, weights, kept)
         saved = Saved(results.scan_inputs(call, shape), *maps, segments)
     gradients, d_products = _gradients(call, rotation, shape, weights, results, saved, dy)
-    layer, _, dt_bias = weights
-    present = zip(gradients, (*layer[4:], dt_bias), (*needed[5:-2], needed[-1]), strict=True)
-    outputs = [d.to(w.dtype) if w is not None and use else None for d, w, use in present]
+    present = zip(gradients.tensors(), weights.tensors(), needed[1:], strict=True)
+    outputs = [
+        d.to(w.dtype) if d is not None and w is not None and use else None for d, w, use in present
+    ]
     # a graph returns only what it computed, and saved results were computed before it
     return outputs, (d_products, results.product, results.rows) if inputs else (d_products,)
 
 
 def _finish_backward(settings: Any, inputs: Inputs, tensors: Tensors, rest: Tensors) -> Any:
-    """Return the gradients of x and of the product's weights, None for those not needed."""
+    """Return the gradients of x and of the first product's weights, None for those not needed."""
     call, _, shape, needed, dtype = settings
     d_products, *factors = list[Any](rest)
     weights = AdaptiveWeights.of(tensors if inputs else tensors[3 : 3 + _WEIGHTS])
@@ -159,16 +161,16 @@ def _finish_backward(settings: Any, inputs: Inputs, tensors: Tensors, rest: Tens
         factors = list(saved_factors(call, shape, weights, tensors[3 + _WEIGHTS :]))
     product, rows = factors
     dx = product_in(d_products, product, dtype).view(shape) if needed[0] else None
-    uses = *needed[1:5], needed[-2]
+    uses = AdaptiveWeights.of(needed[1:]).first()
     if not any(uses):
-        return dx, *[None] * 5
+        return dx, [None] * 5
     width, S = call.heads * call.head_dim, call.head_dim
     sizes = [width] * 3 + [S, call.heads, len(product) - 3 * width - S - call.heads]
     parts = over_tokens(d_products, rows).split(sizes)  # with the padding, for alignment
-    return dx, *(
+    return dx, [
         d.to(w.dtype) if use else None
         for d, w, use in zip(parts, weights.first(), uses, strict=False)
-    )
+    ]
 
 
 def _input_dtypes(settings: Any, inputs: Inputs, tensors: Tensors) -> list[torch.dtype]:
@@ -193,11 +195,8 @@ def _gradients(
     results: AdaptiveResults,
     saved: Saved,
     dy: torch.Tensor,
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return the gradients of the weights that are not in the first product, and the product's.
-
-    The former are those of `Weights` from `gate_up` on, and dt_bias, in fp32.
-    """
+) -> tuple[AdaptiveWeights, torch.Tensor]:
+    """Return the weights' gradients in fp32, None for the first product's, and that product's."""
     B, T, D = shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     layer, channels = weights.layer, 3 * H * S
@@ -245,7 +244,11 @@ def _gradients(
         largest,
     )
     of_taps, of_shift = d_taps.unsqueeze(1).split(H * S), d_shift.split(H * S)
-    return [d_up, d_bias, *of_taps, *of_shift, d_A, d_norm, d_out, d_dt], d_products
+    later: Any = None  # `_finish_backward` computes these
+    d_layer = Weights(
+        *[later] * 4, d_up, d_bias, *of_taps, *of_shift, beta_log=d_A, norm=d_norm, out=d_out
+    )
+    return AdaptiveWeights(d_layer, later, d_dt), d_products
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -50,9 +50,9 @@ def layer_gradients(
     projections, *gate_weights, out_weight = concatenate_weights(weights, dtype)
     if results is None:
         results = layer_forward(call, x, weights, save=True, output=False, rank=rank)
-    rows, products, narrow, operator = results[1:]
+    _, rows, products, narrow, operator = results
     del results
-    do, d_gate, output_stage, _ = output_stage_gradients(
+    do, d_gate, (d_up, d_bias, d_norm, d_out), _ = output_stage_gradients(
         call,
         operator.o.view(R, H, S),
         narrow,
@@ -95,7 +95,6 @@ def layer_gradients(
         if rank is not None:
             rank.add_halo_projections(d_all)
         d_projections = d_all.split([H * S] * 3 + [S])
-    d_up, d_bias, d_norm, d_out = output_stage
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     gradients = [
         *d_projections,
@@ -150,9 +149,9 @@ def output_stage_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None]:
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the stage's weights.
 
-    These weights are `gate_up`, `gate_bias`, `norm` and `out`;
-    their gradients are fp32. If `scaled`, the gradient of o is in fp16, multiplied by
-    `gradient_scale` of the last result, otherwise None.
+    These weights are `gate_up`, `gate_bias`, `norm` and `out`; their gradients are fp32. If
+    `scaled`, the gradient of o is in fp16, multiplied by `gradient_scale` of the last result;
+    otherwise the last result is None.
     """
     gate = F.linear(narrow, *gate_weights).view(o.shape)
     d_normed = torch.mm(dy, out_weight).view(o.shape)

@@ -16,9 +16,9 @@ _16_BITS = (torch.bfloat16, torch.float16)
 def concatenate_weights(weights: Weights, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the products' weights in `dtype`: q, k, v and `gate_down` as one, then others.
 
-    The others are `gate_up`, `gate_bias` and `out`. Every call converts all
-    of them, in one launch if autograd is off. A cache could be stale, because some changes of a
-    parameter do not change its version (`p.data`, sharding).
+    The others are `gate_up`, `gate_bias` and `out`. Every call converts all of them, in one launch
+    if autograd is off. A cache could be stale, because some changes of a parameter do not change
+    its version (`p.data`, sharding).
     """
     first, others = weights[:4], (weights.gate_up, weights.gate_bias, weights.out)
     if torch.is_grad_enabled():

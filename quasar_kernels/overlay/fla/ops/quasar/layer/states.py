@@ -245,11 +245,7 @@ def _decode(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tens
     return [y], ()
 
 
-def _no_finish(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> None:
-    """`_decode` leaves nothing to do."""
-
-
-DECODE = Operation(_decode, _no_finish, lambda call, inputs, tensors: [call.dtype])
+DECODE = Operation(_decode, lambda *_: None, lambda call, inputs, tensors: [call.dtype])
 """A call of a few tokens that overwrites its states. The tensors are the weights and the states."""
 
 
