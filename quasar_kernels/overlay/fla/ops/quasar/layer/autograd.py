@@ -40,10 +40,7 @@ longer passes the GPU does not wait for the host, so a graph would only take mem
 def record(
     call: Call, owner: object, x: torch.Tensor, weights: Weights, rank: RankSlice | None = None
 ) -> torch.Tensor:
-    """Compute the layer as `run` does, or on a rank's slice; autograd records one node.
-
-    `_apply` is `LayerFunction.apply` without a search that only torch.func needs (`apply_of`).
-    """
+    """Compute the layer as `run` does, or on a rank's slice; autograd records one node."""
     apply = LayerFunction.apply if torch_private.transforms_active() else _apply
     return apply(call, owner, rank, x, *weights)
 
@@ -107,7 +104,7 @@ class LayerFunction(torch.autograd.Function):
         return None, None, None, dx, *d_weights
 
 
-_apply = torch_private.apply_of(LayerFunction)
+_apply = torch_private.apply_of(LayerFunction)  # without a search that only torch.func needs
 
 
 def saves_results(

@@ -72,7 +72,9 @@ def layer_forward(
         rank: x is this rank's slice of a sequence, and its halo is gathered.
     """
     with torch_private.no_autocast():
-        found = through_operator(call, x, weights, save, save and output, rank)
+        found = through_operator(
+            call, x, weights, save=save, save_products=save and output, rank=rank
+        )
         if found is None:
             return Results(library.layer_with_states(call, x, weights)[0])
         path, p, operator = found
@@ -97,11 +99,15 @@ def through_operator(
     call: Call,
     x: torch.Tensor,
     weights: Weights,
-    save: bool,
-    save_products: bool,
+    *,
+    save: bool = False,
+    save_products: bool = False,
     rank: RankSlice | None = None,
 ) -> tuple[paths.Path, Projected, Scan] | None:
-    """Compute everything before the output stage; None if no kernels support the call."""
+    """Compute everything before the output stage; None if no kernels support the call.
+
+    `save` and `save_products` are those of `library.project`, the others those of `layer_forward`.
+    """
     while True:
         path = paths.choose(call, x, weights)
         if path is None:
@@ -131,7 +137,7 @@ def _compute_forward(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tens
         with torch_private.no_autocast():
             path = paths.choose(call, x, weights)
             if path is not None and path.kernels is hopper:
-                found = through_operator(call, x, weights, False, False)
+                found = through_operator(call, x, weights)
                 if found is not None and found[0].kernels is hopper:  # no launch failed
                     _, p, operator = found
                     return [], (operator.o.flatten(0, 1), p.narrow, *p.output_weights)
