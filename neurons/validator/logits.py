@@ -78,6 +78,8 @@ class LogitVerifier:
         try:
             request = self._request()
             expected = _ask(self.reference, request)
+            if not expected.captured_logits:
+                raise _NoAnswer("gave no logits.")
         except _NoAnswer as error:
             raise Postponed(f"The validator's own inference server {error}") from error
         try:
