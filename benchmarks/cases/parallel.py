@@ -1,7 +1,7 @@
 """One sequence over several GPUs: the operator, the layer and the gated rule, against one GPU.
 
     PYTORCH_ALLOC_CONF=expandable_segments:True \
-        torchrun --nproc_per_node 4 -m benchmarks parallel --out benchmarks/h100x4/parallel.json
+        torchrun --nproc_per_node 4 -m benchmarks parallel --out benchmarks/h200x4/parallel.json
 
 Each process drives one GPU and holds a slice of the sequence. With four processes, groups of two
 and of four are timed. Without the environment variable, fragmentation keeps the second step of the
@@ -43,7 +43,7 @@ STRAINED = (
     *((8 * CHECKED, kind) for kind in ("bursts", "slow heads")),
 )
 """The comparisons: the number of tokens over all ranks, and the kind of inputs."""
-REPEATS = 7
+REPEATS = 5
 LONG_BYTES = 16_000
 """Memory of a token in the longest call, which takes as many million tokens as fit."""
 
@@ -60,7 +60,7 @@ ERROR = 6e-3
 PROTOCOL = """\
 B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Every rank times \
 the same number of calls in a row (operator 32, layer and gated rule 8) by events on its GPU, \
-after a barrier; the slowest rank counts; median of 7. The host's time is that of its launches of \
+after a barrier; the slowest rank counts; median of 5. The host's time is that of its launches of \
 as many forward passes, without a wait for the GPU. Replayed: a CUDA graph of that pass with its \
 exchange. One GPU: the same call without a context, on every GPU at once; groups of fewer GPUs \
 than all also run at the same time. Training is the forward and the backward pass, gradients of \

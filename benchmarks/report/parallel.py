@@ -10,9 +10,6 @@ from benchmarks.engine.results import Entry, Run
 from benchmarks.report.documents import RESULTS, page, run_of
 from quasar_kernels.line_plot import BLUE, GREEN, PURPLE, RED, Line, Scale, line_plot
 
-DATA = "../h200x2/parallel"
-EARLIER = "../h200x2/parallel-earlier"
-"""A run with the tables that a run which was cut off does not have."""
 PROJECTED = (8, 16, 32, 64)
 FOLDS = {
     ("operator", "forward"): 2,
@@ -58,28 +55,18 @@ def plot(run: Run, terms: Entry, calls: list[dict[str, Any]]) -> str:
 
 
 def documents() -> dict[Path, str]:
-    run = run_of(DATA)
-    earlier = [] if run.table("long") else [run_of(EARLIER)]
-    tables = {
-        name: [entry for each in (run, *earlier) for entry in each.table(name)]
-        for name in ("equality", "long", "terms")
-    }
-    (terms,) = tables["terms"]
+    run, two, long = map(
+        run_of, ("../h200x4/parallel", "../h200x2/parallel", "../h200x2/parallel-earlier")
+    )
+    (terms,) = run.table("terms")
     rows = list(comparisons(run))
-    gpus = max(row["gpus"] for row in rows)
-    calls = [row for row in rows if row["gpus"] == gpus and (row["table"], row["way"]) in FOLDS]
+    calls = [row for row in rows if row["gpus"] == 4]
     projection = [
         {"gpus": n} | {f"{c['table']} {c['way']}": projected_ms(terms, c, n) for c in calls}
         for n in (8, 64)
     ]
-    text = page(
-        "parallel",
-        data=DATA,
-        earlier=earlier,
-        tables=tables,
-        rows=rows,
-        gpus=gpus,
-        calls=calls,
-        projection=projection,
-    )
-    return text | {RESULTS / "parallel.svg": plot(run, terms, calls)}
+    earlier = list(comparisons(two))
+    rows += [row for row in earlier if row["table"] == "gated"]
+    context = {"two": two, "long": long, "rows": rows, "calls": calls, "projection": projection}
+    context["other"] = next(row["quarter"] for row in earlier if row["table"] == "layer")
+    return page("parallel", **context) | {RESULTS / "parallel.svg": plot(run, terms, calls)}
