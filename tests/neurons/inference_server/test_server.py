@@ -528,10 +528,26 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
     assert len(asked) == 2, "a slow server was asked again, while all evaluations waited"
 
 
+SERVERS = """
+import os, runpy, sys
+import neurons.inference_server.app, neurons.inference_server.model  # once, because torch is slow
+
+folders = sys.argv[1:]
+for folder in folders:
+    pid = os.fork()
+    if pid == 0:
+        os.environ |= {"NOTIFY_SOCKET": f"{folder}/systemd", "STATE_DIR": f"{folder}/state"}
+        sys.argv = ["server", "--port-file", f"{folder}/port"]
+        runpy.run_module("neurons.inference_server", run_name="__main__")
+    print(pid, flush=True)
+codes = dict(os.wait() for _ in folders)
+sys.exit(max(codes.values()))
+"""
+"""Starts a server for each folder, and prints their pids."""
+
+
 @pytest.mark.usefixtures("hangups")
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path, number) -> None:
-    port_file = tmp_path / "port"
+def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "ENV_FILE": os.devnull,
@@ -540,22 +556,37 @@ def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path
         "MINER_INFERENCE_PORT": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "NOTIFY_SOCKET": str(tmp_path / "systemd"),
-        "STATE_DIR": str(tmp_path / "state"),
     }
-    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    systemd.bind(environment["NOTIFY_SOCKET"])
-    words = ("-m", "neurons.inference_server", "--port-file", str(port_file))
-    with started(*words, env=environment, stderr=subprocess.PIPE) as process:
-        wait_for(port_file.exists, child=process)
-        with systemd:
+    places = {tmp_path / number.name: number for number in STOP_SIGNALS}
+    with contextlib.ExitStack() as stack:
+        notified = []
+        for place in places:
+            place.mkdir()
+            systemd = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            systemd.bind(str(place / "systemd"))
+            systemd.settimeout(HANG)
+            notified.append(systemd)
+        words = ("-c", SERVERS, *map(str, places))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        parent = stack.enter_context(started(*words, env=environment, **pipes))
+        assert parent.stdout is not None
+        for systemd, (place, number) in zip(notified, places.items(), strict=True):
+            pid = int(parent.stdout.readline())
+            stack.callback(kill, pid)
             assert systemd.recv(100) == b"READY=1"
-        url = f"http://127.0.0.1:{int(port_file.read_text())}"
-        wait_until(url, "healthy")
-        assert len(post(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
-        process.send_signal(number)
-        assert process.wait(HANG) == 0
-    assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
+            url = f"http://127.0.0.1:{int((place / 'port').read_text())}"
+            wait_until(url, "healthy")
+            assert len(post(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
+            os.kill(pid, number)
+        assert parent.wait(HANG) == 0
+    for place in places:
+        assert "inference server listens" in (place / "state/logs/inference.log").read_text()
+
+
+def kill(pid: int) -> None:
+    """Kill a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_missing_model_is_a_configuration_error(tmp_path, monkeypatch):
