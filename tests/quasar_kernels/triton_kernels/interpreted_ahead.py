@@ -39,9 +39,8 @@ from tests.quasar_kernels.inputs import packed
 
 @pytest.fixture
 def keys(monkeypatch):
-    """The keys of launches, and of kernels that are compiled ahead."""
+    """The keys of launches, which run no kernel, and of kernels that are compiled ahead."""
     found = {"launched": set(), "ahead": set()}
-    run = Launcher.__call__
 
     def record(self, grid, arguments, constants, **options):
         if isinstance(constants, dict):
@@ -49,8 +48,6 @@ def keys(monkeypatch):
             constants = tuple(constants[name] for name in names)
         key = self._kernel, launch._kinds(arguments), constants, *options.values()
         found["ahead" if arguments[0].is_meta else "launched"].add(key)
-        if not arguments[0].is_meta:
-            run(self, grid, arguments, constants, **options)
 
     monkeypatch.setattr(Launcher, "__call__", record)
     monkeypatch.setattr(launch, "_known", set())
