@@ -1,4 +1,4 @@
-"""The examples in documents run; options, links and tests that documents name exist.
+"""The examples in documents run; links and tests that documents name exist.
 
 A Python block that begins with an import runs in a new namespace; another block continues the one
 before. A block after `<!-- example: needs a GPU -->` is compiled, and its imports from this project
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import shlex
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +18,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests import PROJECT
-from tests.processes import helps_of, run, run_python
-from tests.small_fla import install_small_fla
+from tests.processes import run, run_python
 
 NEEDS_GPU = "<!-- example: needs a GPU -->"
-SHELLS = ("", "sh", "bash", "console")
 RUNNER = """\
 import json, os, sys, warnings
 with warnings.catch_warnings():
@@ -98,40 +94,6 @@ def test_examples_run():
     environment["OMP_NUM_THREADS"] = "1"  # spinning threads would slow down other tests
     done = run_python("-c", RUNNER, input=json.dumps(work), env=environment)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def commands(document: str) -> list[list[str]]:
-    """Return the Python commands of a document's shell blocks, without the interpreter."""
-    found = []
-    for block in blocks(document):
-        if block.language not in SHELLS:
-            continue
-        for line in block.source.replace("\\\n", " ").splitlines():
-            words = line.removeprefix("$ ").split("  #")[0]
-            if re.match(r"(\.venv/bin/)?python (-m (?!tests\.)|scripts/)", words):
-                found.append(shlex.split(words)[1:])
-    return found
-
-
-COMMANDS = sorted({tuple(words) for document in documents() for words in commands(document)})
-
-
-def without_options(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the program of a command, with its subcommand if there is one."""
-    named = 2 if words[0] == "-m" else 1
-    subcommand = words[named : named + 1]
-    return words[:named] + tuple(word for word in subcommand if re.fullmatch(r"[a-z_]+", word))
-
-
-@pytest.mark.slow
-def test_options_of_commands_exist(tmp_path):
-    programs = sorted({*map(without_options, COMMANDS)})
-    env = {**os.environ, "PYTHONPATH": install_small_fla(tmp_path)}
-    helps = dict(zip(programs, helps_of(programs, env=env), strict=True))
-    for words in COMMANDS:
-        text = helps[without_options(words)]
-        for option in (word for word in words if word.startswith("--")):
-            assert re.search(rf"{option}\b", text), f"{' '.join(words)}: no {option} in\n{text}"
 
 
 def test_local_links_exist():

@@ -1,8 +1,10 @@
-"""`--help` of every command works with the base dependencies only, and mostly without torch."""
+"""`--help` works with the base dependencies only, and has the options that documents use."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections import defaultdict
 
 import pytest
@@ -11,6 +13,7 @@ from harness.__main__ import _COMMANDS
 from tests import PROJECT
 from tests.processes import helps_of
 from tests.small_fla import install_small_fla
+from tests.test_documents import blocks, documents
 
 Line = tuple[str, ...]
 
@@ -20,6 +23,7 @@ INTERNAL = {
     "harness.tuning": "it names the command that replaces it",
     "neurons.runtime.identity": "a child process that calls the chain",
     "neurons.runtime.child": "runs another module",
+    "benchmarks.cases.sanitizer": "a child process that plants an error on a GPU",
     "benchmarks.cases.validator_loop": "a validator's script, as it is",
     "benchmarks.cases.sanitizer": "plants a fault in a child process",
     "benchmarks.engine.processes": "calls a function for another command",
@@ -74,6 +78,26 @@ def cases() -> list[str]:
     return [path.stem for path in files if "\ndef measure(" in path.read_text()]
 
 
+def documented(document: str) -> list[Line]:
+    """Return the Python commands of a document's shell blocks, without the interpreter."""
+    found = []
+    for block in blocks(document):
+        if block.language not in ("", "sh", "bash", "console"):
+            continue
+        for line in block.source.replace("\\\n", " ").splitlines():
+            words = line.removeprefix("$ ").split("  #")[0]
+            if re.match(r"(\.venv/bin/)?python (-m (?!tests\.|pytest)|scripts/)", words):
+                found.append(tuple(shlex.split(words)[1:]))
+    return found
+
+
+def without_options(words: Line) -> Line:
+    """Return the program of a command, with its subcommand if there is one."""
+    named = 2 if words[0] == "-m" else 1
+    subcommand = words[named : named + 1]
+    return words[:named] + tuple(word for word in subcommand if re.fullmatch(r"[a-z_]+", word))
+
+
 def hidden_for(line: Line) -> frozenset[str]:
     """Return the packages that a command must not need for its help."""
     hidden = OPTIONAL
@@ -84,14 +108,18 @@ def hidden_for(line: Line) -> frozenset[str]:
     return hidden
 
 
+DOCUMENTED = sorted({words for document in documents() for words in documented(document)})
 SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
 GROUPS: dict[frozenset[str], list[Line]] = defaultdict(list)
 """Commands by the packages that they must not need; each group runs in one process."""
-for _line in (
-    *((script,) for script in SCRIPTS),
-    *(("-m", "harness", command) for command in _COMMANDS),
-    *(("-m", module) for module in modules()),
-    *(("-m", "benchmarks", case) for case in cases()),
+for _line in dict.fromkeys(
+    (
+        *((script,) for script in SCRIPTS),
+        *(("-m", "harness", command) for command in _COMMANDS),
+        *(("-m", module) for module in modules()),
+        *(("-m", "benchmarks", case) for case in cases()),
+        *map(without_options, DOCUMENTED),
+    )
 ):
     GROUPS[hidden_for(_line)].append(_line)
 
@@ -102,9 +130,14 @@ def test_help_needs_only_the_base_dependencies(hidden, tmp_path):
     before = {path.name for path in PROJECT.iterdir()}
     small_fla = install_small_fla(tmp_path / "fla")
     paths = os.pathsep.join([str(tmp_path), small_fla, str(PROJECT)])
-    helps = helps_of(GROUPS[hidden], env={**os.environ, "PYTHONPATH": paths})
-    for line, text in zip(GROUPS[hidden], helps, strict=True):
+    shown = helps_of(GROUPS[hidden], env={**os.environ, "PYTHONPATH": paths})
+    helps = dict(zip(GROUPS[hidden], shown, strict=True))
+    for line, text in helps.items():
         assert text.lower().startswith("usage: "), (line, text)
         if line[:2] == ("-m", "benchmarks") and len(line) > 2:
             assert text.startswith(f"usage: python -m benchmarks {line[2]} "), text
     assert {path.name for path in PROJECT.iterdir()} == before
+    for words in DOCUMENTED:
+        text = helps.get(without_options(words))
+        for option in (word for word in words if text is not None and word.startswith("--")):
+            assert re.search(rf"{option}\b", text), f"{' '.join(words)}: no {option} in\n{text}"

@@ -1,6 +1,6 @@
 """Months of a daemon in scaled time: `python -m tests.faults.months.month_child FOLDER CYCLES`.
 
-Every round ends with its verdict, and waits take no time. After a tenth of the cycles and at the
+Every round ends with its verdict, and waits take no time. After a fifth of the cycles and at the
 end, the process prints its memory, open descriptors and registered secrets as a JSON line.
 """
 
@@ -45,7 +45,7 @@ def main(folder: Path, cycles: int) -> None:
         if seconds != context.settings.optimization_interval:
             return
         done += 1
-        if done in (cycles // 10, cycles):
+        if done in (cycles // 5, cycles):
             sys.stdout.write(json.dumps(usage()) + "\n")
         if done == cycles:
             raise Stopped("enough")

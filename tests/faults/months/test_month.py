@@ -14,8 +14,8 @@ import pytest
 from tests.neurons.miner.miner_command import idle_environment
 from tests.processes import run_python, started, wait_for
 
-CYCLES = 2000 if os.environ.get("QUASAR_NIGHTLY") else 200
-REST_SECONDS = 5.0
+CYCLES = 2000 if os.environ.get("QUASAR_NIGHTLY") else 100
+REST_SECONDS = 3.0
 
 
 @pytest.mark.slow

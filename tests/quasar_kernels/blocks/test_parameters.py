@@ -12,8 +12,6 @@ import torch
 from quasar_kernels.blocks import HybridBlock, Mamba2, QuasarMixer, RWKV6TimeMixing
 from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.reference import relative_rms
-from tests.quasar_kernels.parallel.layers import reset_shards
-from tests.quasar_kernels.parallel.processes import run_ranks
 
 WIDTH = 32
 MODULES = {
@@ -101,14 +99,3 @@ def test_marks_against_weight_decay(make):
         "double": make().double(),
     }.items():
         assert marked(other) == names, kind
-
-
-@pytest.mark.slow
-def test_shards_are_reset_and_marked():
-    def make():
-        return HybridBlock(WIDTH, 2)
-
-    names = {n for n, _ in make().named_parameters() if n.split(".")[-1] in UNDECAYED}
-    for values, marked in run_ranks(2, reset_shards, WIDTH):
-        assert marked == names
-        assert_drawn_alike(values, make)

@@ -6,11 +6,14 @@ import pytest
 import torch
 from fla.layers.quasar import QuasarCache
 
+from quasar_kernels.blocks import HybridBlock
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.blocks.test_parameters import UNDECAYED, assert_drawn_alike
 from tests.quasar_kernels.parallel.layers import (
     WIDTH,
     Case,
     make_layer,
+    reset_shards,
     rotation_of,
     run_layers,
     run_prefill,
@@ -115,3 +118,13 @@ def test_blocks_of_all_mixers(checkpoint_above):
     options = {"block": True, "checkpoint_above": checkpoint_above}
     cases = [make_case(LENGTHS[3], bounds, **options) for bounds in ([0, 100], [0, 36, 40, 100])]
     assert_equal(cases, run_ranks(3, run_layers, cases))
+
+
+def test_shards_are_reset_and_marked():
+    def make():
+        return HybridBlock(WIDTH, 2)
+
+    names = {n for n, _ in make().named_parameters() if n.split(".")[-1] in UNDECAYED}
+    for values, marked in run_ranks(2, reset_shards, WIDTH):
+        assert marked == names
+        assert_drawn_alike(values, make)

@@ -73,11 +73,10 @@ def test_keys_of_zeros_and_small_decays():
 @pytest.mark.parametrize(
     ("dtype", "rotate", "B", "bounds", "size"),
     [
-        (torch.float16, False, 1, None, 1.0),
-        (torch.float16, True, 2, None, 1e-2),
+        (torch.float16, False, 2, None, 1e-2),
         (torch.float16, True, 1, [0, 1, 1, 19, 24], 1.0),
-        (torch.bfloat16, False, 2, None, 1e-12),
-        (torch.bfloat16, True, 1, [0, 1, 1, 19, 24], 1e12),
+        (torch.bfloat16, True, 2, None, 1e-12),
+        (torch.bfloat16, False, 1, [0, 1, 1, 19, 24], 1e12),
     ],
 )
 def test_the_layer_s_gradients_with_saved_and_recomputed_results(
@@ -207,19 +206,20 @@ def test_replays_have_the_bits_of_launches(monkeypatch, results):
         # as in a training on a GPU, each step gets the same memory
         allocate = functools.cache(lambda n: torch.zeros(n, dtype=torch.uint8))
         monkeypatch.setattr(adaptive_memory, "_new", lambda x, n: allocate(n).fill_(255))
-    layer, T = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2), 20
+    layer, T = quasar_adaptive.AdaptiveQuasarAttention(16, 16, 1), 20
     tables = dict(zip(("cos", "sin"), torch.randn(2, 1, 1, T, 8), strict=True))
-    inputs = [(torch.randn(1, T, 32), torch.randn(1, T, 32).half()) for _ in range(2)]
+    inputs = [(torch.randn(1, T, 16), torch.randn(1, T, 16).half()) for _ in range(2)]
     launched = []
     for factor in (1.0, 1.5):
         layer.k_proj.weight.data.mul_(factor)
         launched.append([results_of(layer, *pair, tables) for pair in inputs])
     layer.k_proj.weight.data.div_(1.5)
     captured = simulate(monkeypatch)
-    for factor, expected in zip((1.0, 1.0, 1.5), (launched[0], *launched), strict=True):
+    # on a CPU, saved results have the same addresses only in passes of one call
+    passes = 3 if results == "saved" else 1
+    for factor, expected in zip((1.0, 1.5), launched, strict=True):
         layer.k_proj.weight.data.mul_(factor)  # a graph reads the current values
-        # on a CPU, saved results have the same addresses only in passes of one call
-        found = [results_of(layer, *pair, tables, backward_passes=3) for pair in inputs]
+        found = [results_of(layer, *pair, tables, backward_passes=passes) for pair in inputs]
         for one, other in zip(found, expected, strict=True):
             assert all(map(torch.equal, one, other))
     replays = {graph.operation: graph.replays for graph in captured}
