@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from markdown_it import MarkdownIt
 
 from tests import PROJECT
 from tests.processes import run, run_python
+from tests.small_fla import install_small_fla
 
 NEEDS_GPU = "<!-- example: needs a GPU -->"
 RUNNER = """\
@@ -84,13 +86,14 @@ def imports_of(block: Block) -> Block:
 
 
 @pytest.mark.slow
-def test_examples_run():
+def test_examples_run(tmp_path):
     work = []
     for document in filter(python_blocks, documents()):
         examples = [imports_of(b) if b.needs_gpu else b for b in python_blocks(document)]
         work.append([(b.document, b.line, b.source) for b in examples])
     assert work
-    environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "."}
+    path = os.pathsep.join([install_small_fla(tmp_path), "."])
+    environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     environment["OMP_NUM_THREADS"] = "1"  # spinning threads would slow down other tests
     done = run_python("-c", RUNNER, input=json.dumps(work), env=environment)
     assert (done.returncode, done.stderr) == (0, "")

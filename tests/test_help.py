@@ -23,7 +23,6 @@ INTERNAL = {
     "harness.tuning": "it names the command that replaces it",
     "neurons.runtime.identity": "a child process that calls the chain",
     "neurons.runtime.child": "runs another module",
-    "benchmarks.cases.sanitizer": "a child process that plants an error on a GPU",
     "benchmarks.cases.validator_loop": "a validator's script, as it is",
     "benchmarks.cases.sanitizer": "plants a fault in a child process",
     "benchmarks.engine.processes": "calls a function for another command",
