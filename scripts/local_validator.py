@@ -10,8 +10,8 @@ warning.
 DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
 claim: rules, import, correctness and speed; by default, it is quasar_work/flash-linear-attention.
 --full uses the validator's lengths and the target.
-Exit status 0: it passes; 1: a validator would reject it, or the script reached no verdict, as on a
-busy machine that did not time it within the limit (UNDECIDED); 130: a signal stopped it.
+Exit status 0: it passes; 1: a validator would reject it, or there is no verdict; 130: a signal
+stopped the script. The verdict is UNDECIDED if a busy machine did not time it within the limit.
 """
 
 from __future__ import annotations

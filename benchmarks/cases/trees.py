@@ -87,9 +87,14 @@ TREES = {
         cold=(),
     ),
 }
-"""The fork without changes; the fork's layer over flash-linear-attention's delta rule; this
-project's kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them; and the latter with the code
-that other GPUs than Hopper run."""
+"""The trees by name.
+
+- `public-fork`: the fork without changes.
+- `baseline`: the fork's layer over flash-linear-attention's delta rule.
+- `overlay-ops`, `overlay`: this project's kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish
+  them.
+- `overlay-portable`: the latter with the code that other GPUs than Hopper run.
+"""
 
 
 def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:

@@ -23,11 +23,12 @@ _START = time.perf_counter()
 def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     """Measure a case, print its entries and write its file after each; return the exit status.
 
-    A case is a module with `measure(args)`, which yields the run after each result. Optional
-    functions are `options(parser)`, which adds arguments, `file_of(run, out)`, which returns the
-    file of a run if there are several, and either `limits(run)`, which yields criteria, or
-    `misses(run)`, which returns a line for each missed limit. If the module sets `FAILS`, a missed
-    limit makes the exit status 1.
+    A case is a module with `measure(args)`, which yields the run after each result. If the module
+    sets `FAILS`, a missed limit makes the exit status 1. Optional functions:
+
+    - `options(parser)` adds arguments.
+    - `file_of(run, out)` returns the file of a run, if there are several.
+    - `limits(run)` yields criteria; or else `misses(run)` returns a line for each missed limit.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]

@@ -5,16 +5,16 @@ fixed part, launches and the host's work, is the time of a call of 512 tokens. A
 another card follows from published rates. A kernel's bound is the longer of the times for its bytes
 and for its operations.
 
-- A kernel near its bound keeps its share of the bound. If operations bound it and it multiplies by
-  `mma.sync`, it takes at least as many cycles as on the measured GPU, because a card may
-  reach its published rate only by other instructions.
+- A kernel near its bound keeps its share of the bound. If it is bound by operations of `mma.sync`,
+  it takes at least as many cycles as on the measured GPU. Other instructions may be necessary to
+  reach a card's published rate.
 - A kernel far from its bound is limited by latencies within the multiprocessors. It takes the same
   number of cycles, or its bound on the other card if that is longer.
 - The time of a kernel without a bound (maps and their scan) grows by the larger of the ratios of
   bandwidths and of cycles per second.
 
-Every card is assumed to reach the same share of its published bandwidth as a copy on the measured
-GPU, and the same share of its published rate of operations as a large product there.
+On every card, kernels are assumed to reach the same shares of the published rates: the bandwidth's
+share that a copy reached on the measured GPU, and the operations' share that a large product did.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ HEADER = (
     *("tokens", "runs", "slowest tokens/s", "median", "spread", "of bound", "cold / loop"),
     *("MiB", "first call", "note"),
 )
-"""Columns of the table. `of bound` is the median over the hardware bound; `cold / loop` is the time
-of a single call with a cold L2, by CUDA events, over that of a call in the loop."""
+"""Columns of the table. `of bound` is the median divided by the hardware bound. `cold / loop` is
+the time of a single call with a cold L2 (by CUDA events), divided by that of a call in the loop."""
 
 
 def agreement(sample: Sample) -> float | None:

@@ -29,7 +29,7 @@ def operations_per_token() -> int:
     """Return the least operations per token: the layer's products and one step of its state.
 
     The products are those of q, k, v, the output projection and the output gate of rank
-    `head_dim`; a step multiplies the state by k, updates it, and multiplies it by q.
+    `head_dim`. A step multiplies the state by k, updates it, and multiplies it by q.
     """
     hidden, size = WORKLOAD.hidden_size, WORKLOAD.head_dim
     width = WORKLOAD.num_heads * size

@@ -43,7 +43,7 @@ slow phase of the host may last longer than CHAINS chains."""
 
 REST = 1.0
 """Seconds for which the GPU rests before the chains of longer calls, as it does while a process of
-the public loop starts: under load its clock falls by several percent within a tenth of a second."""
+the public loop starts. Under load, its clock falls by several percent within 0.1 s."""
 
 MIN_CALLS = 4
 """Fewest calls of a chain."""
