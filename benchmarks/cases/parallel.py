@@ -75,7 +75,7 @@ def events_ms(call: Callable[[], object], times: int = 1) -> float:
 
 
 def slowest(samples: Sequence[float]) -> float:
-    """Return the median of samples, of which the slowest rank's count."""
+    """Return the median over the samples; of each sample the slowest rank's value counts."""
     values = torch.tensor(samples, device="cuda", dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return float(median(values.tolist()))
