@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from neurons.miner.measuring import new_measurement
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
 from neurons.wire.client import ApiClient
-from neurons.wire.protocol import Performer, RevealRequest, Weight
+from neurons.wire.protocol import Performer, Weight
 from tests.neurons.fake_validator_api import REVEAL, Fault
 from tests.neurons.live_api import ALICE
 from tests.neurons.miner.parts import (
@@ -34,7 +35,16 @@ from tests.neurons.miner.parts import (
     stop_after,
 )
 
-CLIENT = ApiClient("http://127.0.0.1", ALICE)
+SENT: list[bytes] = []
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    SENT.append(request.read())
+    fields = dict.fromkeys(("miner_hotkey", "fork_url", "commit_hash"), "")
+    return httpx.Response(200, json={"submission_id": 1, "is_revealed": True, **fields})
+
+
+CLIENT = ApiClient("http://127.0.0.1", ALICE, transport=httpx.MockTransport(answer))
 FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
 
 
@@ -55,9 +65,8 @@ def test_the_signature_covers_the_numbers_as_they_are_sent(speed, benchmarks):
         vram_mb=0.0,
         benchmarks=benchmarks,
     )
-    claim = CLIENT.signed(submission.claim)
-    sent = RevealRequest(submission_id=1, commitment_salt="s", **claim).model_dump(mode="json")
-    received = json.loads(json.dumps(sent))
+    CLIENT.reveal(1, "s", submission.claim, wire_version=1)
+    received = json.loads(SENT.pop())
     text = f"{received['fork_url']}{received['commit_hash']}{received['tokens_per_sec']}"
     text += json.dumps(received["benchmarks"], sort_keys=True)
     assert verify(ALICE.hotkey, text, received["signature"])
