@@ -67,10 +67,11 @@ GLA_SHARE = 0.1
 """From this share of the public model's step on, GLA layers deserve kernels of their own."""
 
 PROTOCOL = """\
-Errors: a random model of six small layers, two rows of 80 tokens, random gradients of the logits. \
-Gradients that are zero but for rounding (below 1e-12 of the largest) are not compared. Steps: one \
-group of six layers of the public model's sizes with its embedding and its head, fp32 parameters \
-under bf16 autocast, one sequence, forward and backward pass without an optimizer, medians of 5 by \
+Errors: a random model of six small layers, two rows of 80 tokens, random gradients of the \
+logits. Gradients that are zero but for rounding (below 1e-12 of the largest) are not compared. \
+Steps: one group of six layers of the public model's sizes with its embedding and its head, fp32 \
+parameters under bf16 autocast, one sequence, forward and backward pass without an optimizer. \
+Times are medians of 5: a step's by the host's clock from an idle GPU to an idle GPU, a part's by \
 CUDA events. A part's time runs from its begin to its end in both passes, waits for the host \
 included; the head's includes the loss. fla's kernels are tuned by 20 ms for each candidate."""
 
@@ -253,7 +254,7 @@ def timed(folder: Path, commit: str | None) -> Iterator[Any]:
             loss = call()  # compiles and tunes
             commands.progress(f"{by}, {tokens} tokens: first step done")
             figures = {"loss": float(loss), "peak_bytes": clocks.peak_bytes(call)}
-            ms = median(clocks.events_ms([call], 1) for _ in range(REPEATS))
+            ms = clocks.single_ms(call, REPEATS, 1).wall
             figures |= {"step_ms": ms, "tokens_per_sec": tokens / ms * 1e3}
             parts = [part_times(model, call) for _ in range(REPEATS)]
             figures |= {f"{part}_ms": median(one[part] for one in parts) for part in PARTS}
