@@ -5,9 +5,10 @@
     with switched():
         y, *_ = model(x)  # DeltaNet and Gated DeltaNet layers of fla
 
-For `chunk_gated_delta_rule`, `register` uses fla's dispatch. fla calls a verifier at each call, and
-computes the calls that these kernels do not support. fla does not dispatch the other functions, so
-`switched` replaces all four in every loaded module that has imported one.
+`register` adds these kernels to fla's dispatch of `chunk_gated_delta_rule`. fla then asks a
+verifier at each call, and computes the calls that these kernels do not support. fla has no dispatch
+for the other three functions, so `switched` replaces all four in every loaded module that has
+imported one.
 """
 
 from __future__ import annotations
