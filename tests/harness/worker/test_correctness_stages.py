@@ -192,7 +192,6 @@ def test_pieces_without_a_state_exceed_the_limits_of_any_precision() -> None:
     stages = module._Stages(checker, InProcessSubject(pieces, Pieces, CPU))
     stages._compare(slow, "here", "operator of slow heads")
     stages.slow_layer(tokens)
-    stages.layer(tokens)
     errors = {name: check.value for name, check in checker.worst.items() if "worst" in name}
     operator, layer = (
         errors[f"{w} of slow heads: error of the worst eighth"] for w in ("operator", "layer")

@@ -1,4 +1,4 @@
-"""SSD: state sizes, errors, and the calls of other libraries' kernels."""
+"""SSD: state sizes, errors, and the call of mamba_ssm's kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import types
 
 import pytest
 import torch
-from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
 from quasar_kernels.blocks.ssd import OPERATOR as SSD
 from quasar_kernels.blocks.ssd import ssd
@@ -44,12 +43,6 @@ def test_invalid_arguments():
             ssd(*arguments)
 
 
-def chunk_simple_gla(q, k, v, *, g, scale, initial_state, output_final_state, cu_seqlens):
-    assert cu_seqlens is None
-    o, final = naive_recurrent_simple_gla(q, k, v, g, scale, initial_state, output_final_state)
-    return o, final
-
-
 def mamba_chunk_scan_combined(
     x, dt, A, B, C, chunk_size, *, D, initial_states, return_final_states
 ):
@@ -59,14 +52,12 @@ def mamba_chunk_scan_combined(
     return y, final.mT
 
 
-def test_calls_of_the_libraries_kernels(monkeypatch):
-    """The kernels need a GPU, so fakes with their signatures replace them here."""
+def test_the_call_of_mamba_ssm_s_kernels(monkeypatch):
+    """The package needs a GPU, so a fake with its signature replaces it."""
     module = types.ModuleType("ssd_combined")
     module.mamba_chunk_scan_combined = mamba_chunk_scan_combined
     for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", module)
-    monkeypatch.setattr("fla.ops.simple_gla.chunk_simple_gla", chunk_simple_gla)
     x, state = ssd_inputs(20, B=2), torch.randn(2, *STATE)
-    for name in ("mamba_ssm", "fla-core"):
-        check(SSD.named(name).call(*x, state, None), ssd_recurrence(*x, state), LIMIT)
+    check(SSD.named("mamba_ssm").call(*x, state, None), ssd_recurrence(*x, state), LIMIT)

@@ -1,4 +1,4 @@
-"""WKV6: fla's definition and kernels, strong decays, and errors."""
+"""WKV6: fla's definition, strong decays, and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
 
-from quasar_kernels.blocks.wkv6 import OPERATOR as WKV6
 from quasar_kernels.blocks.wkv6 import wkv6
 from quasar_kernels.decay_reference import wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import wkv6_inputs
@@ -51,17 +50,3 @@ def test_invalid_arguments():
     ):
         with pytest.raises(ValueError, match=words):
             wkv6(*arguments)
-
-
-def test_calls_of_fla_s_kernels(monkeypatch):
-    """The kernels need a GPU, so fla's definition replaces them here."""
-
-    def chunk_rwkv6(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens):
-        assert cu_seqlens is None
-        turned = (y.transpose(1, 2) for y in (r, k, v, w))
-        o, final = naive_recurrent_rwkv6(*turned, u, scale, initial_state, output_final_state)
-        return o.transpose(1, 2), final
-
-    monkeypatch.setattr("fla.ops.rwkv6.chunk_rwkv6", chunk_rwkv6)
-    x, state = wkv6_inputs(20), torch.randn(1, 2, 16, 24)
-    check(WKV6.named("fla-core").call(*x, state, None), wkv6_recurrence(*x, state), LIMIT)
