@@ -188,7 +188,10 @@ def has_step(submission: Submission) -> bool:
 
 def _run_step(submission: Submission, context: Context) -> Submission:
     if submission.state is State.FAILED:
-        return _resume(submission, context)
+        end = submission.retry_at or 0.0
+        # the clock may have been turned back since the pause began
+        context.wait(min(max(end - context.now(), 0.0), end - submission.updated_at))
+        return selection.resume(submission, context)
     state = submission.state
     if state is State.CLAIMED:
         state = State.SUBMITTING if submission.mode == "direct" else State.COMMITTING
@@ -222,13 +225,6 @@ def _run_step(submission: Submission, context: Context) -> Submission:
     return context.record(
         present, cycle.pause(present, fault, context.now(), context.jitter(), holds)
     )
-
-
-def _resume(submission: Submission, context: Context) -> Submission:
-    """Wait until a FAILED submission may be tried again, for a bounded time."""
-    left = (submission.retry_at or 0.0) - context.now()
-    context.wait(min(max(left, 0.0), (submission.retry_at or 0.0) - submission.updated_at))
-    return selection.resume(submission, context)
 
 
 class _Watch:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
@@ -36,7 +34,10 @@ def current(context: Context) -> Submission:
     elif submission.state is not State.HELD:
         state = submission.position.value
         context.log.info("continuing", submission=submission.id, state=state)
-    return _restart_if_changed(submission, context)
+    if submission.state in STARTED and submission.content_digest != context.content_digest():
+        context.log.info("the kernels changed", submission=submission.id)
+        return context.move(submission, State.NEW)
+    return submission
 
 
 def live(context: Context) -> Submission | None:
@@ -48,7 +49,13 @@ def create(context: Context) -> Submission:
     settings, journal = context.settings, context.journal
     mode, now = context.submission_mode, context.now()
     last = journal.last_closed(context.identity.hotkey, context.target)
-    if _can_reuse_claim(last, mode, context):
+    if (
+        last is not None
+        and last.never_revealed
+        and mode == "direct"
+        and last.content_digest == context.content_digest()
+        and last.api_url == context.client.base_url
+    ):
         submission = journal.insert(cycle.direct_draft(last, now))
     else:
         draft = Submission(
@@ -103,22 +110,3 @@ def seconds_to_retry(context: Context) -> float:
     now, hotkey = context.now(), context.identity.hotkey
     paused = [one for one in context.journal.live_submissions(hotkey) if one.paused]
     return min(((one.retry_at or now) - now for one in paused), default=float("inf"))
-
-
-def _can_reuse_claim(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
-    """Return whether `last` was premature and its claim can be sent directly."""
-    return (
-        last is not None
-        and last.never_revealed
-        and mode == "direct"
-        and last.content_digest == context.content_digest()
-        and last.api_url == context.client.base_url
-    )
-
-
-def _restart_if_changed(submission: Submission, context: Context) -> Submission:
-    """Return a submission to NEW because its kernels changed before its commitment."""
-    if submission.state in STARTED and submission.content_digest != context.content_digest():
-        context.log.info("the kernels changed", submission=submission.id)
-        return context.move(submission, State.NEW)
-    return submission

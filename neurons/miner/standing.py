@@ -114,11 +114,12 @@ def read_standing(submission: Submission, client: ApiClient) -> Standing:
     """
     standing = Standing()
     for queue, limit in _lists(client):
+        own = (row for row in queue.performers if row.id == submission.submission_id)
         standing = Standing(
-            _is_queued(submission, queue, limit),
-            _verdict(submission, queue),
-            len(queue.listed),
-            _others(submission, queue),
+            queued=_is_queued(submission, queue, limit),
+            performer=next((row for row in own if row.rank or row.score is not None), None),
+            queue_length=len(queue.listed),
+            others=_others(submission, queue),
         )
         if standing.queued is not None or standing.performer is not None:
             break
@@ -185,10 +186,3 @@ def _others(submission: Submission, queue: Queue) -> frozenset[int]:
     return frozenset(row.id for row in rows if unix_time(row.created_at) >= since) - {
         submission.submission_id or 0
     }
-
-
-def _verdict(submission: Submission, queue: Queue) -> Performer | None:
-    for row in queue.performers:
-        if row.id == submission.submission_id and (row.rank or row.score is not None):
-            return row
-    return None
