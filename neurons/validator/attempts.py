@@ -132,10 +132,12 @@ class Attempts:
 
     def postpone(self, submission: QueuedSubmission, reason: str) -> float:
         """Record a fault of this machine or the network; return the seconds until the retry."""
-        faults = self.of(submission).faults + 1
-        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(faults - 1, 10))
+        known = self.of(submission)
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(known.faults, 10))
+        if known.verdict is not None:
+            reason = known.reason  # the verdict's, which the API has not received yet
         due = self._clock() + pause
-        self._write(submission, running=0, faults=faults, due=due, reason=reason)
+        self._write(submission, running=0, faults=known.faults + 1, due=due, reason=reason)
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:

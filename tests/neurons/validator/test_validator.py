@@ -162,6 +162,14 @@ def test_a_client_pays_while_its_fork_runs_and_for_crashes(tmp_path: Path) -> No
     assert min(honest, second, key=attempts.queue_key) is honest
 
 
+def test_a_verdict_keeps_its_reason_while_it_is_postponed(tmp_path: Path) -> None:
+    """Its page showed that the miner's inference server was busy, beside a score of 1."""
+    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
+    attempts.conclude(row := queued(1, "honest"), verdict := judge(1.0, 1.0))
+    attempts.postpone(row, "The miner's inference server answered with status 503.")
+    assert attempts.of(row).verdict == verdict
+
+
 def test_a_clock_that_goes_back_delays_no_submission(tmp_path: Path) -> None:
     now = [1e9]
     attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1", lambda: now[0])
