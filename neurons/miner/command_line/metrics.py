@@ -134,11 +134,8 @@ def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Ite
 def _answer(path: str, state_dir: Path, hotkey: str | None) -> tuple[int, str, bytes]:
     if path == "/metrics":
         return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(state_dir, hotkey)
+    status, report = 404, {"detail": "there are /metrics and /healthz"}
     if path == "/healthz":
         report = health(state_dir, hotkey)
-        return (200 if report["status"] == "ok" else 503, "application/json", _json(report))
-    return 404, "application/json", _json({"detail": "there are /metrics and /healthz"})
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode()
+        status = 200 if report["status"] == "ok" else 503
+    return status, "application/json", json.dumps(report).encode()
