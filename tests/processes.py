@@ -82,11 +82,13 @@ def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 def wait_for(condition: Callable[[], object], child: subprocess.Popen[str] | None = None) -> None:
     """Wait until a condition holds; fail after HANG seconds, or if `child` ends."""
-    deadline = time.monotonic() + HANG
+    deadline, began = time.monotonic() + HANG, time.thread_time()
     while not condition():
         assert child is None or child.poll() is None, child.communicate()
         assert time.monotonic() < deadline, f"not within {HANG} s"
-        time.sleep(0.02)
+        # a condition such as a search of /proc would slow down the processes that it waits for
+        time.sleep(max(0.02, 5 * (time.thread_time() - began)))
+        began = time.thread_time()
 
 
 def is_alive(pid: int) -> bool:
