@@ -113,6 +113,7 @@ from fla.layers import DeltaNet
         assert needed in done.stderr
 
 
+@pytest.mark.parametrize("site", ["a_missing_library"], indirect=True)
 def test_a_tree_wins_over_a_package_with_layers(site, tmp_path):
     folder, _ = site
     tree = tmp_path / "tree"
