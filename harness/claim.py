@@ -9,7 +9,7 @@ these speeds, from the accepted runs of fresh processes at the target, less the 
 - `noise`: the speed below which a further run lies with probability REFUTED, divided by
   ACCEPTED_SHARE, but at least WORST_SHARE of the slowest run;
 - `host`: the speed if the host needs HOST_SLOWDOWN times as long, divided by ACCEPTED_SHARE,
-  because none of a few runs may have met a busy host;
+  because possibly no run happened while the host was busy;
 - `hardware`: the bound of this GPU's memory and arithmetic.
 """
 
@@ -114,7 +114,7 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 def is_settled(runs: Sequence[Sample]) -> bool:
     """Return whether a length has enough runs for its claim.
 
-    It has MAX_RUNS, or at least two with a noise that does not limit the claim.
+    Enough are MAX_RUNS accepted runs, or at least two if `noise` is not the lowest limit.
     """
     counted = accepted(runs)
     if not 1 < len(counted) < MAX_RUNS:  # one run shows no noise at all
@@ -130,8 +130,9 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
     an accepted run (see `rejection`) is not claimed. `headroom` is in [0, 1).
 
     Raises:
-        NoClaim: no accepted run at the target, one of its processes took more than half of a
-            validator's time, or runs of different code or machines.
+        NoClaim: the target has no accepted run, one of the target's accepted runs took more than
+            half of a validator's time limit, there are too few runs to know the noise, or the runs
+            are of different code or machines.
     """
     _require_one_origin(runs)
     counted = {length: samples for length in sorted(runs) if (samples := accepted(runs[length]))}
@@ -143,7 +144,8 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
     limits = limits_of(counted[target])
     if min(limits.values()) <= 0:
         many = len(counted[target])
-        raise NoClaim(f"the noise at {target} tokens is not known from {many} such runs; take more")
+        few = f"accepted runs at {target} tokens: {many}, too few to know the noise"
+        raise NoClaim(f"{few}; take more")
     benchmarks = {
         str(length): {
             "tokens_per_sec": min(m.tokens_per_sec for m in samples) * (1 - headroom),

@@ -119,11 +119,11 @@ def later(ours: Run) -> str:
     for run in contributed():
         if run.gpu == ours.gpu and run.created > ours.created:
             found = {n: speed / 1e6 for n, speed in speeds(run).items() if n in IN_README}
-            listed = ", ".join(f"{n:,} tokens {speed:.3g}" for n, speed in found.items())
+            listed = ", ".join(f"{speed:.3g} at {n:,} tokens" for n, speed in found.items())
             commit = (run.commit or "unknown")[:12]
             text.append(
                 f"A later run (another {run.gpu}, {run.created}, commit {commit}): {listed} "
-                "M tokens/s."
+                "(M tokens/s)."
             )
     return textwrap.fill(" ".join(text), WIDTH, break_on_hyphens=False)
 
@@ -140,7 +140,7 @@ def checks(run: Run) -> str:
         if entry.failure:
             reasons.setdefault(entry.failure, []).append(f"{entry.of['tokens']:,}")
     parts = [
-        f"processes a length: {' to '.join(map(str, counts)) or 'none'}",
+        f"processes per length: {' to '.join(map(str, counts)) or 'none'}",
         f"passed the correctness check at {checked} tokens" if checked else "not checked",
         *(f"{', '.join(n)} tokens gave nothing ({why})" for why, n in reasons.items()),
         f"{run.created}, commit {(run.commit or 'unknown')[:12]}",

@@ -224,8 +224,8 @@ def profile_table(profile: Run) -> str:
     return (
         f"{TREES[tree]} ({profile.created}, commit {profile.commit}, {where}): a call "
         f"of {tokens:,} tokens takes {call_ms:.3f} ms in the validator's loop. By "
-        f"kernel, medians of {profile.settings['calls']} profiled calls; their sum differs "
-        f"from that by {call_ms - busy:+.3f} ms. The floor is the longer of moving a step's "
+        f"kernel, medians of {profile.settings['calls']} profiled calls; the call's time "
+        f"minus their sum is {call_ms - busy:+.3f} ms. The floor is the longer of moving a step's "
         "tensors once at the bandwidth of a copy "
         f"({profile.number('copy_gb_per_s') / 1e3:.2f} TB/s) and its operations at the rate of a "
         f"large bf16 product ({profile.number('product_tflops'):.0f} TFLOP/s), both measured in "

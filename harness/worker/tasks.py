@@ -178,7 +178,7 @@ def answer(job: Job, subject: SubjectProxy | None) -> Exit:
 
 
 def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
-    """Do the job, with the subject if it has a tree; return the reply and the exit status."""
+    """Do the job, with the subject if the job has a tree; return the reply and the exit status."""
     try:
         body = _TASKS[job.task](job, subject).model_dump(mode="json")
         return Reply(nonce=job.nonce, body=body), Exit.DONE
@@ -186,7 +186,7 @@ def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
         if not isinstance(error, WorkerError):
             traceback.print_exc()
         failure = as_worker_error(error)
-        # names in it that are not UTF-8 would make the reply unreadable, and shapes can be endless
+        # the text may have names that are not UTF-8, which would spoil the reply, or huge shapes
         reason = one_line(str(failure)[:REASON_LETTERS])
         reply = Reply(nonce=job.nonce, failure=failure.kind, reason=reason)
         return reply, Exit.CRASH

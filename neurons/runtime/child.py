@@ -1,4 +1,4 @@
-"""Processes that end with this one: restarted after a crash, or run once as an operator's command.
+"""Processes that end with their parent: restarted after a crash, or run once as a command.
 
 `python -m neurons.runtime.child PARENT_PID MODULE [ARGUMENT...]` runs a module as such a process.
 """
@@ -128,7 +128,7 @@ def run_command(
 
 
 def _run_tied() -> None:
-    """Run the module that the command line names; the kernel ends this process with its parent."""
+    """Run the module that the command line names; Linux kills this process when its parent ends."""
     die_with_parent()
     if os.getppid() != int(sys.argv[1]):  # the parent ended before die_with_parent()
         sys.exit(1)

@@ -24,8 +24,8 @@ from neurons.wire.protocol import QueuedSubmission, Verification
 from neurons.wire.signed_request import signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
-"""Tokens of the prompt and new tokens, as in the public validator. The logits of one
-step are compared, drawn from 1 to LAST_STEP."""
+"""Numbers of prompt tokens and of new tokens, as in the public validator. The logits of one step
+are compared; this step is drawn from 1 to LAST_STEP."""
 
 TRIES = 3
 BUSY = (429, 503)
@@ -51,7 +51,7 @@ class Comparison:
     """The outcome of a logit verification."""
 
     verification: Verification
-    answered: bool  # whether both servers replied, so that a failure is the miner's
+    answered: bool  # whether both servers replied; without a reply nothing is refuted
 
 
 @dataclass
@@ -67,7 +67,7 @@ class LogitVerifier:
     signer: Identity | None = None  # signs the requests, so that servers give them priority
 
     def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Comparison | None:
-        """Return whether the miner's server runs the reference model; None if it has no server.
+        """Return whether the miner's server runs the reference model; None without a server.
 
         Raises Postponed if the validator's own server gives no usable reply, or if the miner's is
         busy. With `final`, a busy miner's server counts as failed instead.

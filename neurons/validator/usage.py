@@ -19,7 +19,7 @@ def machine_memory(name: str) -> int:
 
 
 def descendants(pid: int, most: int) -> Iterator[int]:
-    """Yield the descendants of `pid`; beyond `most`, read no further process's children."""
+    """Yield the descendants of `pid`; once there are more than `most`, read no more processes."""
     open_pids, count = [pid], 0
     while open_pids and count <= most:
         for task in _read_children(open_pids.pop()):
@@ -47,9 +47,9 @@ def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
 def memory_of(pids: Sequence[int], most: int) -> int:
     """Return the bytes of memory of these processes, which have one mount namespace.
 
-    Private pages, page tables and the most that sockets can buffer are added up. Shared pages may
-    be mapped files in memory, so only the larger of the two counts. Beyond `most` descriptors, no
-    further process is read.
+    This is the sum of private pages, page tables, the most that sockets can buffer, and the larger
+    of two sizes: shared pages, and files in memory. Shared pages may be such files, mapped, and
+    must not count twice. After `most` descriptors, those of further processes are not read.
     """
     own = sum(resident(pid, kind) for pid in pids for kind in (b"RssAnon:", b"VmPTE:"))
     shared = sum(resident(pid, b"RssShmem:") for pid in pids)
@@ -60,7 +60,7 @@ def memory_of(pids: Sequence[int], most: int) -> int:
 
 @cache
 def _socket_bytes() -> int:
-    """Return the most bytes that a socket's sender can fill; the kernel doubles the limit."""
+    """Return the bytes of a socket's largest send buffer: Linux doubles `wmem_max` for it."""
     return 2 * int(Path("/proc/sys/net/core/wmem_max").read_text())
 
 
@@ -88,7 +88,7 @@ def _tmpfs_bytes(pid: int) -> int:
             _, _, device, _, place, *_ = before.split()
             if after.startswith(b"tmpfs ") and device not in used:
                 path = b"/proc/%d/root" % pid + place.decode("unicode_escape").encode("latin-1")
-                with suppress(OSError):  # mounted over
+                with suppress(OSError):  # another mount hides it
                     facts = os.statvfs(path)
                     used[device] = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
     return sum(used.values())
@@ -97,7 +97,7 @@ def _tmpfs_bytes(pid: int) -> int:
 def _open_bytes(pids: Iterable[int], most: int) -> tuple[int, int]:
     """Return the bytes of the memory files (memfd_create) that processes hold open, and of sockets.
 
-    No file shows what a Unix socket buffers, so each counts with the most that it can buffer.
+    /proc does not show what a Unix socket buffers, so each counts as the most that it can buffer.
     """
     sizes: dict[tuple[int, int], int] = {}
     sockets: set[str] = set()

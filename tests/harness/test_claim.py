@@ -157,7 +157,7 @@ def runs_of_two(**changes: Any) -> dict[int, list[Sample]]:
 @pytest.mark.parametrize(
     ("runs", "reason"),
     [
-        (by_length(512, [1000.0]), "not known from 1 such runs"),
+        (by_length(512, [1000.0]), "1, too few to know the noise"),
         (runs_of_two(source_digest="e" * 64), "different versions"),
         (runs_of_two(environment=H200.model_copy(update={"ecc": True})), "different machines"),
     ],

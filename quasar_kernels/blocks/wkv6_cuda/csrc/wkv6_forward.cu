@@ -1,10 +1,11 @@
 // WKV6 forward, token by token: outputs, the final state, and state checkpoints for the gradients.
 //
 // Grid: (sequences * heads, V / COLUMNS). The state stays in registers, in fp32: each lane holds
-// ROWS rows of one column, so a token needs few multiplications, and the sum over rows needs few
-// shuffles between the lanes of a column. The next token's products do not depend on the shuffles.
+// ROWS rows of one column. A lane therefore does few multiplications per token, and the sum over
+// rows takes few shuffles between the lanes of a column. The next token's products do not have to
+// wait for these shuffles.
 //
-// Shared memory: a cp.async pipeline of two stages of TOKENS tokens, and their conversion to fp32.
+// Shared memory: two cp.async stages of TOKENS tokens, and one stage's tokens converted to fp32.
 
 #include "walk.cuh"
 

@@ -1,17 +1,17 @@
-"""QuasarAttention's chunk form in torch: for calls without kernels and fused_recurrent's gradients.
+"""QuasarAttention's chunk form in torch, for fused_recurrent's gradients and calls without kernels.
 
-A chunk of C tokens (row = token, a = diag(alpha)) maps the state S to S', for any widths of keys
-and values:
+A chunk of C tokens, with one row of Q, K and V per token and a = diag(step sizes), maps the state S
+to S', for any widths of keys and values:
 
     M = strict_tril(a K K^T)    U = (I + M)^-1 a V    W = (I + M)^-1 a K
     V' = U - W S                O = Q S + tril(Q K^T) V'                S' = S + K^T V'
 
-With log decays, each product of two tokens is multiplied by exp of the sum of the log decays
-between them. It is never a difference of longer sums, in which strong decays would cancel the
-digits of weak ones. Decays per channel enter the sum over the channels. V' and S' are computed
-chunk by chunk, everything else for all chunks of a block at once. A long sequence has several
-blocks. Autograd then keeps only the inputs and the states between blocks, and the backward pass
-computes the blocks again.
+With log decays, each product of two tokens' rows is multiplied by exp of the sum of the log decays
+between these tokens. This sum is never computed as the difference of two longer sums, because next
+to strong decays the digits of weak ones would be lost. Decays per channel multiply the summands of
+the product instead, one for each channel. V' and S' are computed chunk by chunk, everything else
+for all chunks of a block at once. A long sequence has several blocks. Autograd then keeps only the
+inputs and the states between blocks, and the backward pass computes the blocks again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from fla.ops.quasar.operator_types import StepSizes
 from fla.ops.quasar.segments import host_bounds
 
 CHANNEL_CHUNK = 16
-"""Tokens of a chunk with decays per channel, which take this many times the memory of k."""
+"""Most tokens of a chunk with decays per channel.
+
+The decays between its tokens take this many times the memory of k.
+"""
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
 
@@ -176,14 +179,14 @@ def _block(
     else:
         alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
     alpha, q, k, v = chunks(alpha), chunks(q), chunks(k), chunks(v)
-    k_before, q_before, k_after = k, q, k  # scaled by the decays before or after their tokens
+    k_before, q_before, k_after = k, q, k  # times the decays before or after each token, if any
     decays: Sequence[Any] = [1.0] * NT  # of whole chunks
     if g is None or g.shape[-1] == 1:
         products, scores = k @ k.mT, q @ k.mT
     if g is not None:
         own = chunks(g)
         later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)
-        # [.., C, C, K or 1]: of a row's token since a column's
+        # [.., C, C, K or 1]: decay from the column's token to the row's
         between = torch.exp(torch.where(later, own.unsqueeze(-2), 0).cumsum(-3))
         if g.shape[-1] == 1:
             products, scores = (x * between.squeeze(-1) for x in (products, scores))

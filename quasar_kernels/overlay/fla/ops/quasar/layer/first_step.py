@@ -1,6 +1,6 @@
-"""The adaptive layer's weights, and the start of its kernels' compilation, all at the same time.
+"""The adaptive layer's weights, and a function that compiles all of its kernels at the same time.
 
-Triton compiles a kernel at its first launch, one after another in a training step.
+Without it, Triton compiles each kernel at its first launch, and a training step waits for each.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fla.ops.quasar.triton_kernels.launch import compile_ahead
 OPERATOR_DTYPE = torch.float16
 """The dtype of the operator's inputs, output and gradients."""
 _ALIGNED = 16
-"""The product's columns are a multiple of this, so that the library can use its fast kernels."""
+"""The first product's columns are padded to a multiple of this, for cuBLAS's fast kernels."""
 
 
 class AdaptiveWeights(NamedTuple):
     """The layer's weights, in the order in which they pass through autograd."""
 
-    layer: Weights  # `beta_log` is A_log
-    step: torch.Tensor  # [H, hidden], of the step sizes
+    layer: Weights  # its `beta_log` holds the parameter A_log
+    step: torch.Tensor  # [H, hidden], the projection to the step sizes
     dt_bias: torch.Tensor  # [H S]
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
@@ -42,7 +42,7 @@ class AdaptiveWeights(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> AdaptiveWeights:
-        """Return the object whose `tensors` these are."""
+        """Return the weights from the tuple that their `tensors` returned."""
         return cls(Weights(*tensors[:-2]), *tensors[-2:])
 
     def first(self) -> tuple[torch.Tensor, ...]:
@@ -51,7 +51,7 @@ class AdaptiveWeights(NamedTuple):
 
 
 def product_columns(weights: AdaptiveWeights) -> int:
-    """Return the columns of the product for q, k, v, `narrow` and the step sizes."""
+    """Return the padded number of columns of the product for q, k, v, `narrow` and step sizes."""
     columns = sum(w.shape[0] for w in weights.first())
     return columns + -columns % _ALIGNED
 
@@ -61,7 +61,8 @@ def prepare(
 ) -> None:
     """Start to compile the kernels of a first training step in the background.
 
-    These are the operator's and Triton's. The projection compiles at its call in the meantime.
+    These are the operator's CUDA kernels and the layer's Triton kernels. The projection's CUDA
+    kernel is not among them: its own first call compiles it in the meantime.
     """
     R = x.shape[0] * x.shape[1]
     table = None if rotation is None else (rotation.cos.dtype, rotation.cos.shape[-1])

@@ -7,10 +7,10 @@
 // Mainloop, over tiles of 64 tokens from the segment's last to its first, in three pipeline steps
 // that run on different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare (warp w
 // computes chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by all four
-// chunks). There are no dedicated producer warps. Segments before a sequence's last one are whole
-// tiles, so no tile is partial. Rows of G start as G - I. Every CHECK_EVERY tiles, those that are
-// far from the identity change to G, and the block may stop once all of G is negligible
-// (segments.cuh).
+// chunks). There are no dedicated producer warps. A sequence's last segment needs no map, and all
+// others are whole tiles, so no tile is partial. Rows of G are at first stored as G - I. Every
+// CHECK_EVERY tiles, rows that are far from the identity's are switched to storing G, and the block
+// may stop once all of G is negligible (segments.cuh).
 // Epilogue: G, rounded to tf32, goes to `maps` and R to `states`.
 //
 // Shared memory: three stages of keys, two of values, two of prepared chunks, and the mbarriers.
@@ -34,7 +34,7 @@ struct MapShared {
   u64 full[3];
 };
 
-// whether x is true in all threads of the block; known to be the same in all lanes
+// whether x is true in all threads of the block; uniform in a warp, also to the compiler
 __device__ __forceinline__ bool all_agree(bool x) {
   return __shfl_sync(ALL, __syncthreads_and(x), 0) != 0;
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const int index = place / arg.heads, total = gridDim.x / PANELS / arg.heads;  // of segments
   const int head = (place + index * arg.heads / total) % arg.heads;
   const int unit = index * arg.heads + head;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // uniform to the compiler
   const Segment segment = find_segment(arg, index);
   const i64 chain = segment.sequence * arg.heads + head;
   if (is_skipped(arg, chain)) return;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   float log_decay_behind = 0.f;  // see absorb_chunk
   bool faded = false;            // whether the decay alone makes the map negligible
 #pragma unroll
-  for (int phase = 0; phase < 2; ++phase) {  // unrolled: 0 has rows of G - I, 1 none
+  for (int phase = 0; phase < 2; ++phase) {  // unrolled: only phase 0 has rows of G - I
     const bool any_near = phase == 0;
     bool done = faded;
     while (s < tiles && !done) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   if (stops) {
     if (threadIdx.x == 0) arg.stops[unit * PANELS + panel] = segment.tokens - s * TOKENS;
     pipeline.template consumer_wait<0>(s & 1,
-                                       s >> 1 & 1);  // copies are under way to this block's memory
+                                       s >> 1 & 1);  // the block must not end before its copies
   }
 
   if constexpr (DECAY) {

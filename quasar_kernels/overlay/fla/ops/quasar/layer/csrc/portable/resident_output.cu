@@ -5,19 +5,21 @@
 // divide the output channels among them, so that few tokens still fill the GPU; every row computes
 // all norms.
 //
-// Heads 0 .. 3 of the gated norm are operands in registers, so every group computes them. The other
-// heads are in shared memory, and the groups divide them. Two groups therefore compute 12 heads
-// instead of 8; the 4 additional heads are 5% of all products. Only y is written. The last
+// Heads 0 .. 3 of the gated norm are operands in registers, so each group of warps computes all of
+// them. The other heads are in shared memory, and each group computes its part of them. Where a
+// block has two groups, it therefore computes 12 heads instead of 8; the 4 additional heads are 5%
+// of all products. Only y is written. The last
 // product's operands are fp16 for any dtype of o, narrow and y, as in the kernel for Hopper.
 //
-// The weight tiles include the factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight.
+// The weight tiles include the norm's weight and both factors 1/2 of sigmoid(x) =
+// (1 + tanh(x / 2)) / 2.
 
 #include "resident_tokens.cuh"
 
 namespace quasar::layer {
 
 constexpr int HEADS = 8, WIDTH = HEADS * S;  // channels of o
-constexpr int HELD_HEADS = HEADS / 2, SHARED_HEADS = (HEADS - HELD_HEADS) / GROUPS;  // a group's
+constexpr int HELD_HEADS = HEADS / 2, SHARED_HEADS = (HEADS - HELD_HEADS) / GROUPS;  // per group
 constexpr int GATE_PIECES = SHARED_HEADS + HELD_HEADS;
 constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
 
@@ -84,7 +86,7 @@ __device__ __forceinline__ uint4 load_16_bytes(const char* from) {
   return v;
 }
 
-// Loads the lane's tokens, and of channels 32 h .. 32 h + 31 the 8 from 8 (lane & 3) on.
+// Loads 8 channels of the lane's tokens, from 32 h + 8 (lane & 3) on.
 __device__ __forceinline__ void load_half(u32 (*a)[2][4], const char* from, i64 pitch,
                                           const OutputTile& tile, int h) {
   const int own = first_token();
@@ -98,7 +100,8 @@ __device__ __forceinline__ void load_half(u32 (*a)[2][4], const char* from, i64 
   }
 }
 
-// Head h of o becomes 2 o / rms(o) * sigmoid(gate + b), as operands of the last product.
+// Replaces a head's o by 2 o / rms(o) * sigmoid(x), as operands of the last product. `gate` is
+// x / 2, with the bias.
 template <Scalar T>
 __device__ __forceinline__ void gate_head(u32 (*a)[2][4], const Results& gate, float eps) {
 #pragma unroll
