@@ -100,12 +100,12 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, notify systemd, call `ready` and write the port file."""
+        """Listen, write the port file, call `ready` and notify systemd."""
         await super().startup(sockets)
         if not self.started:
             return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        notify("READY=1")
-        self._ready(host, port)
         if self._port_file is not None:
             write_atomically(self._port_file, f"{port}\n")
+        self._ready(host, port)
+        notify("READY=1")

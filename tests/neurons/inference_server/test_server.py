@@ -568,11 +568,14 @@ def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path
             notified.append(systemd)
         words = ("-c", SERVERS, *map(str, places))
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        parent = stack.enter_context(started(*words, env=environment, **pipes))
+        parent = stack.enter_context(
+            started(*words, env=environment, start_new_session=True, **pipes)
+        )
+        # otherwise the servers keep stdout open after a failure
+        stack.callback(kill_group, parent.pid)
         assert parent.stdout is not None
         for systemd, (place, number) in zip(notified, places.items(), strict=True):
             pid = int(parent.stdout.readline())
-            stack.callback(kill, pid)
             assert systemd.recv(100) == b"READY=1"
             url = f"http://127.0.0.1:{int((place / 'port').read_text())}"
             wait_until(url, "healthy")
@@ -583,10 +586,10 @@ def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path
         assert "inference server listens" in (place / "state/logs/inference.log").read_text()
 
 
-def kill(pid: int) -> None:
-    """Kill a process that may have ended."""
+def kill_group(pid: int) -> None:
+    """Kill the processes of a group, if there are any."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def test_a_missing_model_is_a_configuration_error(tmp_path, monkeypatch):
