@@ -204,10 +204,13 @@ class Context:
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
-        Raises Held if the fork no longer contains it. After the commitment, it is enough that the
-        committed address serves the commit by its hash: the branch may be overwritten or deleted,
-        and the account renamed. If the host refuses access, this raises Retry, because the host
-        granted it before; only before the commitment, a private fork raises PrivateFork.
+        After the commitment, the committed address only has to serve the commit by its hash: the
+        branch may be overwritten or deleted, and the account renamed.
+
+        Raises:
+            Held: the fork no longer contains the commit.
+            Retry: the host refused access, which it granted earlier.
+            PrivateFork: the fork is private; after the commitment this raises Retry, too.
         """
         commit, url = str(submission.commit_hash), str(submission.fork_url)
         committed = submission.submission_id is not None

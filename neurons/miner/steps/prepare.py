@@ -49,8 +49,8 @@ def publish(submission: Submission, context: Context) -> Submission:
 def _publish(submission: Submission, context: Context) -> str:
     """Commit the kernels, push them unless PUBLISH_AT defers that, and return the commit.
 
-    Then check that validators can read the fork. If the host refuses access although an earlier
-    submission was published from the same fork, raise Retry: the fault may be temporary.
+    Then check that validators can read the fork. A private fork raises PrivateFork. If the host
+    refuses access for another reason, and an earlier submission had the same fork, raise Retry.
     """
     fork = context.fork
     try:

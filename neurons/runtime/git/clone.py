@@ -155,7 +155,7 @@ def public_heads(tool: HardenedGit, remote: Remote, token: Token | None) -> dict
     """Return the remote's branches with their commits, as validators see them.
 
     Raises:
-        PrivateFork: the host refuses anonymous access, and accepts the miner's credentials.
+        PrivateFork: the fork can be read with the miner's credentials, but not without them.
     """
     try:
         return read_heads(anonymous(tool), public_address(remote), None)[0]

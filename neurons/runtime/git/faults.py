@@ -47,7 +47,7 @@ class Redirected(HostRefused):
 
 
 class PrivateFork(HostRefused):
-    """The host refuses anonymous access and grants it to the miner: validators cannot clone."""
+    """The miner can read the fork, but anonymous clients such as validators cannot."""
 
 
 _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (

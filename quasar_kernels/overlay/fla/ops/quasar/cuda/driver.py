@@ -16,6 +16,8 @@ import torch
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
+PARAMETERS = ctypes.c_char_p * 2
+"""The type of a launch's two parameters."""
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _UINT16 = 1  # CU_TENSOR_MAP_DATA_TYPE_UINT16
 _SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B

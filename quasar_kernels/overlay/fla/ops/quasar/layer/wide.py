@@ -12,7 +12,7 @@ import functools
 
 import torch
 
-from fla.ops.quasar.cuda.driver import tensor_map
+from fla.ops.quasar.cuda.driver import PARAMETERS, tensor_map
 from fla.ops.quasar.cuda.program import (
     INT,
     INT64,
@@ -125,7 +125,7 @@ def project_wide(
         clusters = min(program.multiprocessors // _CLUSTER, pairs * (C // COLUMNS + 1))
         arguments = _serialize(*addresses(taps, qkv, narrow, products), T, inputs, C, S, pairs)
         maps = _maps(*addresses(rows, weights), T, inputs, C + S)
-        parameters = (ctypes.c_char_p * 2)(arguments, maps)
+        parameters = PARAMETERS(arguments, maps)
         program.kernels["wide_projection"].launch((_CLUSTER * clusters, 1), parameters)
     return qkv, narrow, products
 

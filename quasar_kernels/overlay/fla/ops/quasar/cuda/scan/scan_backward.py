@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fla.ops.quasar.cuda.driver import TENSOR_MAP
+from fla.ops.quasar.cuda.driver import PARAMETERS, TENSOR_MAP
 from fla.ops.quasar.cuda.nvrtc import HOPPER
 from fla.ops.quasar.cuda.program import (
     FLOAT,
@@ -28,7 +28,6 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.cuda.scan.scan_forward import (
     CSRC,
     PANEL,
-    PARAMETERS,
     SCAN_COLUMNS,
     TILE,
     step_options,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fla.ops.quasar.cuda.driver import TENSOR_MAP, tensor_map
+from fla.ops.quasar.cuda.driver import PARAMETERS, TENSOR_MAP, tensor_map
 from fla.ops.quasar.cuda.program import (
     DTYPES,
     FLOAT,
@@ -63,8 +63,6 @@ CSRC = Path(__file__).with_name("csrc")
 SCAN_COLUMNS = 8
 """State columns of a block of a scan or a fold; COLUMNS in scan_maps.cuh and gradient_scan.cu."""
 _ALIGNMENT = 16  # bytes of the kernels' loads
-PARAMETERS = ctypes.c_char_p * 2
-"""The type of a kernel's two parameters."""
 NO_MAPS = bytes(5 * TENSOR_MAP)
 """The second parameter on GPUs without tensor maps."""
 

@@ -7,13 +7,13 @@ gradient of the state before the slice.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 from typing import Any
 
 import torch
 
+from fla.ops.quasar.cuda.driver import PARAMETERS
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses
 from fla.ops.quasar.cuda.scan import scan_backward
 from fla.ops.quasar.cuda.scan.scan_forward import PANEL, SCAN_COLUMNS
@@ -151,7 +151,7 @@ class CudaSliceGradient:
         changed = zip(changes, addresses(*changes.values()), strict=True)
         pointers = self._pointers | dict(changed)
         packed = scan_backward.serialize(*pointers.values(), *self._sizes)
-        return (ctypes.c_char_p * 2)(packed, self._maps)
+        return PARAMETERS(packed, self._maps)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -8,8 +8,8 @@
 // Heads 0 .. 3 of the gated norm are operands in registers, so each group of warps computes all of
 // them. The other heads are in shared memory, and each group computes its part of them. Where a
 // block has two groups, it therefore computes 12 heads instead of 8; the 4 additional heads are 5%
-// of all products. Only y is written. The last
-// product's operands are fp16 for any dtype of o, narrow and y, as in the kernel for Hopper.
+// of all products. Only y is written. The last product's operands are fp16 for any dtype of o,
+// narrow and y, as in the kernel for Hopper.
 //
 // The weight tiles include the norm's weight and both factors 1/2 of sigmoid(x) =
 // (1 + tanh(x / 2)) / 2.
