@@ -72,10 +72,7 @@ def test_other_lengths_are_reported_with_their_slowest_run() -> None:
     runs = {**by_length(512, [900.0, 1000.0]), **by_length(100_000, STEADY, vram_mb=300.0)}
     claim = derive_claim(runs, 100_000, headroom=0.1)
     assert claim.benchmarks["512"] == {"tokens_per_sec": pytest.approx(810), "vram_mb": 10}
-    assert claim.benchmarks["100000"] == {
-        "tokens_per_sec": claim.tokens_per_sec,
-        "vram_mb": 300,
-    }
+    assert claim.benchmarks["100000"] == {"tokens_per_sec": claim.tokens_per_sec, "vram_mb": 300}
 
 
 @given(values=speed_lists, headroom=headrooms)
@@ -84,9 +81,7 @@ def test_row_25_no_claim_exceeds_any_run(values: list[float], headroom: float) -
 
 
 @given(values=speed_lists, times=st.integers(2, 3))
-def test_fewer_runs_with_the_same_speeds_give_a_lower_claim(
-    values: list[float], times: int
-) -> None:
+def test_fewer_runs_with_the_same_speeds_give_a_lower_claim(values, times):
     assert claimed(values) <= claimed(values * times) * (1 + 1e-12)
 
 

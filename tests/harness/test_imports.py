@@ -55,9 +55,7 @@ def test_an_unsuitable_module_is_reported(tmp_path: Path, code: str, reason: str
     assert bool(explained) == bool(reason)
 
 
-def test_the_install_command_has_the_projects_version_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_install_command_has_the_projects_version_range(monkeypatch):
     requires = ["transformers<6,>=4.53", 'triton>=3.3; platform_system == "Linux"', "fla-core>=0.6"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: requires)
     pip = f"{sys.executable} -m pip install"

@@ -1,7 +1,5 @@
 """Stopped commands end without a traceback, and leave no workers and no folders."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

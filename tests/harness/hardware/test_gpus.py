@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.hardware.gpus import (
-    GPUS,
-    HIGHEST,
-    LEAGUE,
-    best_target,
-    known,
-    settings,
-)
+from harness.hardware.gpus import GPUS, HIGHEST, LEAGUE, best_target, known, settings
 from neurons.wire.rules import LEAGUES
 
 

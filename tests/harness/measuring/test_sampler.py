@@ -8,6 +8,7 @@ import time
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -86,12 +87,8 @@ def claim_plan(sampler: Sampler, **changes: Any) -> ForClaim:
         (16, 16, 100.0, 1),
     ],
 )
-def test_cores_and_memory_limit_how_many_processes_import_at_once(
-    cores: int, usable: int | None, memory_mb: float | None, processes: int
-) -> None:
-    machine = environment().model_copy(
-        update={"cpu_count": cores, "usable_cpus": usable, "memory_mb": memory_mb}
-    )
+def test_cores_and_memory_limit_the_simultaneous_imports(cores, usable, memory_mb, processes):
+    machine = environment(cpu_count=cores, usable_cpus=usable, memory_mb=memory_mb)
     assert processes_at_once(machine) == processes
 
 
@@ -195,9 +192,7 @@ def test_the_error_is_that_of_the_process_which_stopped_the_check(tmp_path: Path
 DISTURBED = {"telemetry": telemetry({"processes": 1}, {})}
 
 
-def test_row_22_a_length_without_enough_memory_loses_its_samples_and_longer_ones_are_not_tried(
-    tmp_path: Path,
-) -> None:
+def test_row_22_a_length_without_enough_memory_and_longer_ones_fail(tmp_path: Path) -> None:
     sampler = sampler_of(tmp_path, runner := FakeRunner(), at_once=1)
     sampler.samples = [make_sample(1024, correctness=runner.correctness)]
     runner.faults[1024] = [MeasurementError("no memory", "out_of_memory")]
@@ -210,33 +205,19 @@ def test_row_22_a_length_without_enough_memory_loses_its_samples_and_longer_ones
     assert failures == [(1024, "out_of_memory"), (2048, "out_of_memory")]
 
 
-class Events(Recorder):
-    """Records some events by name."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def accepted(self, sample: Sample, number: int) -> None:
-        self.names.append(f"accepted {number}")
-
-    def rejected(self, sample: Sample, number: int, reason: str) -> None:
-        self.names.append(f"rejected {number}")
-
-    def heated(self, result: object) -> None:
-        self.names.append(f"heated {result}")
-
-
 def test_a_recorder_receives_the_events(tmp_path: Path) -> None:
-    runner, events = FakeRunner(), Events()
+    runner, recorder = FakeRunner(), create_autospec(Recorder, instance=True)
     runner.taints = [DISTURBED]
-    sampler = sampler_of(tmp_path, runner, at_once=1, soak=lambda: "well", recorder=events)
+    sampler = sampler_of(tmp_path, runner, at_once=1, soak=lambda: "well", recorder=recorder)
     sampler.run(EachLength((512,), runs=2))
-    assert events.names == ["heated well", "rejected 1", "accepted 1", "accepted 2"]
+    events = [(name, given[1:2]) for name, given, _ in recorder.mock_calls]
+    # three rounds of one sample
+    assert [event for event in events if event[0] not in ("planned", "checked", "round_done")] == [
+        *(("heated", ()), ("rejected", (1,)), ("accepted", (1,)), ("accepted", (2,)))
+    ]
 
 
-def test_real_processes_start_together_and_are_timed_alone_after_the_check(
-    make_tree: Any, tmp_path: Path
-) -> None:
+def test_real_processes_start_together_and_are_timed_alone_after_the_check(make_tree, tmp_path):
     log = tmp_path / "calls"
     noted = (
         "import os\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,13 +26,8 @@ Change = Callable[[Tensor], Tensor]
 
 def layer(weights: dict[str, Tensor], x: Tensor) -> Tensor:
     """Compute the layer in float64, token by token."""
-    return quasar_layer(
-        weights,
-        x,
-        num_heads=WORKLOAD.num_heads,
-        head_dim=WORKLOAD.head_dim,
-        operator=quasar_recurrence,
-    )
+    heads: Any = {"num_heads": WORKLOAD.num_heads, "head_dim": WORKLOAD.head_dim}
+    return quasar_layer(weights, x, operator=quasar_recurrence, **heads)
 
 
 def test_segments_have_the_outputs_of_the_whole_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +176,7 @@ class Answers:
 
 
 @pytest.mark.parametrize(("device", "length", "most"), [("cpu", 512, 256), ("cuda", 512, 8192)])
-def test_chains_have_no_more_calls_than_can_be_verified(
-    device: str, length: int, most: int
-) -> None:
+def test_chains_have_no_more_calls_than_can_be_verified(device, length, most):
     subject = Answers()
     proof._best_chain(subject, length, torch.device(device))  # type: ignore[arg-type]
     assert max(subject.calls) == most
@@ -245,12 +238,9 @@ def test_calls_that_take_too_long_in_a_chain_are_refused(
 ):
     """The factors are relative to the seconds of a call in the loop."""
     subject: Any = Timed(0.001 * alone, 0.001 * linked, monkeypatch)
-    check = partial(proof.cross_check, subject, length, torch.device(device), per_call=0.001)
-    if refused:
-        with pytest.raises(WorkerError, match="did not compute the layer"):
-            check()
-    else:
-        check()
+    error = pytest.raises(WorkerError, match="did not compute the layer")
+    with error if refused else nullcontext():
+        proof.cross_check(subject, length, torch.device(device), per_call=0.001)
     assert subject.ended
 
 

@@ -23,9 +23,7 @@ HOST = 512 << 30
         ("", {}, 512),
     ],
 )
-def test_a_cgroup_limits_the_memory(
-    tmp_path: Path, own: str, files: dict[str, str], gib: int
-) -> None:
+def test_a_cgroup_limits_the_memory(tmp_path, own, files, gib):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(own)
     for name, text in files.items():

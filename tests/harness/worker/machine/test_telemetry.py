@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,17 +20,36 @@ class NVMLError(Exception):
     pass
 
 
-class Driver:
-    """A fake NVML with two GPUs; some figures contain the GPU's number."""
+FIGURES: dict[str, Callable[[int], object]] = {
+    "DeviceGetPowerUsage": lambda gpu: 400_000 + gpu,
+    "DeviceGetTemperature": lambda gpu: 50 + gpu,
+    "DeviceGetViolationStatus": lambda _: SimpleNamespace(violationTime=5),
+    "DeviceGetCurrentClocksThrottleReasons": lambda _: 0x44,
+    "DeviceGetUUID": lambda gpu: f"GPU-{gpu}".encode(),
+    "DeviceGetVbiosVersion": lambda _: "96.00",
+    "DeviceGetPowerManagementLimit": lambda _: 700_000,
+    "DeviceGetEccMode": lambda _: [1, 1],
+}
+"""Functions of NVML by name; some figures contain the GPU's number."""
 
-    NVMLError = NVMLError
+
+class Driver:
+    """A fake NVML with two GPUs."""
+
+    NVMLError, nvmlMemory_v2 = NVMLError, "v2"
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_PERF_POLICY_THERMAL, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 1, 0
     nvmlClocksThrottleReasonSwPowerCap = 0x4
     nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    pids: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.open = 0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name.removeprefix("nvml") not in FIGURES:
+            raise AttributeError(name)
+        return lambda gpu, *_: FIGURES[name.removeprefix("nvml")](gpu)
 
     def nvmlInit(self) -> None:
         self.open += 1
@@ -45,20 +65,9 @@ class Driver:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
         return {"GPU-b": 1}[uuid]
 
-    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
-        return 400_000 + gpu
-
-    nvmlMemory_v2 = "v2"
-
     def nvmlDeviceGetMemoryInfo(self, gpu: int, version: str | None = None) -> Any:
         reserved = 0 if version == "v2" else 600  # version 1 includes the driver's memory
         return SimpleNamespace(used=(gpu + 1 + reserved) * 2**20)
-
-    def nvmlDeviceGetViolationStatus(self, gpu: int, policy: int) -> Any:
-        return SimpleNamespace(violationTime=5)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: int) -> int:
-        return 0x44
 
     def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"580.1"
@@ -66,24 +75,7 @@ class Driver:
     def nvmlDeviceGetClockInfo(self, gpu: int, kind: int) -> int:
         return {1: 1980, 2: 3201}[kind]
 
-    def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
-        return 50 + gpu
-
-    def nvmlDeviceGetUUID(self, gpu: int) -> bytes:
-        return f"GPU-{gpu}".encode()
-
-    def nvmlDeviceGetVbiosVersion(self, gpu: int) -> str:
-        return "96.00"
-
-    def nvmlDeviceGetPowerManagementLimit(self, gpu: int) -> int:
-        return 700_000
-
-    def nvmlDeviceGetEccMode(self, gpu: int) -> list[int]:
-        return [1, 1]
-
     nvmlDeviceGetMaxClockInfo = nvmlDeviceGetClockInfo
-
-    pids: tuple[int, ...] = ()
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> Any:
         return [SimpleNamespace(pid=pid) for pid in self.pids]
@@ -114,13 +106,13 @@ def test_the_first_visible_gpu_is_read(visible: str | None, gpu: int, driver: Dr
 
 
 @pytest.mark.parametrize("visible", ["7", "", "none"])
-def test_no_such_gpu_is_no_error(visible: str, driver: Driver) -> None:
+def test_an_absent_gpu_has_no_state_and_no_facts(visible: str, driver: Driver) -> None:
     assert snapshot({"CUDA_VISIBLE_DEVICES": visible}) is None
+    assert facts({"CUDA_VISIBLE_DEVICES": visible}) == {}
     assert driver.open == 0
 
 
 def test_row_23_no_driver_is_no_error(driver: Driver) -> None:
-
     def absent() -> None:
         raise NVMLError("driver not loaded")
 
@@ -129,12 +121,9 @@ def test_row_23_no_driver_is_no_error(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("pids", "others"), [((), 0), ((os.getpid(),), 0), ((1, os.getpid()), 1)])
-def test_other_processes_on_the_gpu_are_counted(
-    pids: tuple[int, ...], others: int, driver: Driver
-) -> None:
+def test_other_processes_on_the_gpu_are_counted(pids, others, driver):
     driver.pids = pids
-    state = snapshot({})
-    assert state is not None
+    assert (state := snapshot({})) is not None
     assert state.processes == others
 
 
@@ -158,7 +147,6 @@ def test_the_constant_facts_of_a_gpu_are_read(driver: Driver) -> None:
         "memory_bus_bits": None,
     }
     assert driver.open == 0
-    assert facts({"CUDA_VISIBLE_DEVICES": "7"}) == {}
 
 
 def test_a_watch_returns_the_states_between_two_times() -> None:
