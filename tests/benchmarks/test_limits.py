@@ -47,7 +47,7 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("decoding", "figures/graph_ms", 1e-4, {"by": "fla", **TOKEN}, "decoding, B = 64"),
     ],
     "delta-rule-libraries": [
-        ("calls", "figures/graph_ms", 1.0, {"by": "flashqla", **LARGE}, "fastest other library"),
+        ("calls", "figures/graph_ms", 1.0, {"by": "flashqla", **LARGE}, "fastest other library")
     ],
     "wkv6": [
         ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV}, "limit 1.5"),
@@ -80,10 +80,10 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("errors", "errors/x", 0.5, {"dtype": "float32"}, "float32, worst gradient"),
     ],
     "quasar-model": [
-        ("steps", "figures/gla_ms", 99.0, {"tokens": 16_384, "by": "ours"}, "24 layers (computed)"),
+        ("steps", "figures/gla_ms", 99.0, {"tokens": 16_384, "by": "ours"}, "24 layers (computed)")
     ],
     "quasar-model-errors": [
-        ("errors", "errors/logits", 1.0, {"dtype": "float64"}, "float64, logits"),
+        ("errors", "errors/logits", 1.0, {"dtype": "float64"}, "float64, logits")
     ],
     "acceptance": [
         ("validator", "series/tokens_per_sec", [1.0, 1.75e8, 1.75e8], {}, "refute the claim: 1"),
@@ -93,10 +93,10 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("agreement", "figures/validator", 1.0, {"tokens": 100_000}, "loop apart"),
     ],
     "recall": [
-        ("trainings", "figures/recall", 0.98, {"by": "ddp"}, "512 tokens, ddp: 0.98, limit 0.99"),
+        ("trainings", "figures/recall", 0.98, {"by": "ddp"}, "512 tokens, ddp: 0.98, limit 0.99")
     ],
     "inference": [
-        ("ways", "figures/tokens_per_sec", 1.0, {"by": "server"}, "generate's with a static cache"),
+        ("ways", "figures/tokens_per_sec", 1.0, {"by": "server"}, "generate's with a static cache")
     ],
     "sanitizer": [
         ("tools", "figures/findings", 2, {"by": "racecheck"}, "racecheck: 2 findings"),
@@ -129,12 +129,7 @@ def test_a_value_beyond_its_limit_is_named(file: str, change: Any) -> None:
 @pytest.mark.parametrize(
     ("tree", "tokens", "figures", "text"),
     [
-        (
-            "overlay",
-            100_000,
-            {"tokens_per_sec": 104e6},
-            "`layer` scope, M tokens/s: 104, limit",
-        ),
+        ("overlay", 100_000, {"tokens_per_sec": 104e6}, "`layer` scope, M tokens/s: 104, limit"),
         ("overlay", 2048, {"tokens_per_sec": 23e6}, "`layer` scope, fastest process"),
         ("overlay", 1_000_000, {"vram_mb": 10_000.0}, "1,000,000 tokens, peak memory, GB: 10.49"),
         ("overlay", 4096, {"first_call_seconds": 11.0}, "slowest first call with empty caches"),

@@ -1,14 +1,13 @@
 """The calls of `first_call` on a CPU, and its limits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from benchmarks.cases import first_call
 from benchmarks.engine.limits import missed
-from benchmarks.engine.results import Entry, Run
+from benchmarks.engine.results import Entry
 from quasar_kernels.mount import mount
+from tests.benchmarks.runs import run_of
 
 mount()
 
@@ -37,13 +36,7 @@ def test_a_slow_first_call_and_a_failed_one_miss_their_limits():
 
     first, other = list(first_call.CASES)[:2]
     figures = {"first_s": 3.5, "host_ms": 0.5, "wall_ms": 0.8}
-    run = Run(
-        case="first_call",
-        created="2026-01-01",
-        commit=None,
-        environment=None,
-        protocol="",
-        entries=(entry(first, figures=figures), entry(other, failure="killed after 300 s")),
-    )
+    entries = entry(first, figures=figures), entry(other, failure="killed after 300 s")
+    run = run_of("first_call", *entries)
     lines = missed(first_call.limits(run))
     assert lines == [f"{first}, first call, s: 3.5, limit 3", f"{other}, timed: 0, limit 1"]

@@ -52,12 +52,8 @@ def test_each_length_needs_the_check_of_the_next_one(tmp_path):
     assert [*first, *((length, True, False) for length, *_ in first)] == CALLS
     passed = {e.of["tokens"]: e.figures["checked_tokens"] for e in found if not e.failure}
     assert passed == {512: 512, 1024: 65536, 4096: 65536}
-    run = run_of("layer", *found)
-    assert {n: len(processes) for n, processes in layer.by_length(run).items()} == {
-        512: 2,
-        1024: 2,
-        4096: 2,
-    }
+    timed = layer.by_length(run_of("layer", *found))
+    assert {n: len(processes) for n, processes in timed.items()} == {512: 2, 1024: 2, 4096: 2}
     assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [
         (2048, "out_of_memory: no memory")
     ]

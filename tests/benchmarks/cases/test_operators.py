@@ -1,7 +1,5 @@
 """The operators' cases: their inputs, and the implementations that they call."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,9 +82,7 @@ def take_steps_in_each_way(device: torch.device) -> list[Steps]:
 
 
 @pytest.mark.slow
-def test_two_processes_take_the_steps_of_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_two_processes_take_the_steps_of_one(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(install_small_fla(tmp_path))  # for the started processes
     wanted = take_steps(CPU, SMALL, 32, 2, "alone")
     assert max(change.abs().max() for change in wanted.moved.values()) > 0.1

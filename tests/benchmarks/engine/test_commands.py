@@ -31,9 +31,7 @@ def case() -> ModuleType:
             if args.least < 0:
                 raise RuntimeError("the GPU is gone")
 
-    for name, value in {"options": options, "measure": measure}.items():
-        setattr(module, name, value)
-    module.misses = lambda run: ["n: 1, limit 0"]  # type: ignore[attr-defined]
+    vars(module).update(options=options, measure=measure, misses=lambda _: ["n: 1, limit 0"])
     return module
 
 
@@ -43,10 +41,7 @@ def test_the_file_is_written_and_misses_are_printed(case, tmp_path, capsys):
     assert load(out).settings == {"least": 2.0}
     printed = capsys.readouterr()
     assert printed.out == "misses its limit: n: 1, limit 0\n"
-    assert [line.partition(" s  ")[2] for line in printed.err.splitlines()] == [
-        "t: n 0",
-        "t: n 1",
-    ]
+    assert [line.partition(" s  ")[2] for line in printed.err.splitlines()] == ["t: n 0", "t: n 1"]
     case.FAILS = True
     assert run_case(case, []) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -33,9 +32,7 @@ def add_one(x, n, B: tl.constexpr):
     tl.store(x + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
 
 
-def test_all_candidates_are_compiled_and_a_broken_one_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
+def test_all_candidates_are_compiled_and_a_broken_one_stops_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(Autotuner, "prune_configs", Autotuner.prune_configs)  # restored
     driver.set_active(Driver())  # type: ignore[arg-type] # what is needed of one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,7 +149,7 @@ def test_spills_are_found() -> None:
 
 
 @pytest.fixture
-def compiled(overlay: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def compiled(overlay, monkeypatch):
     """Return a function that compiles what is in `overlay` and returns the files it had to compile.
 
     The compiler is a fake, which fails for a file that contains WRONG.
@@ -183,24 +182,20 @@ def compiled(overlay: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     return run
 
 
-def test_unchanged_kernels_are_compiled_once(compiled: Callable[..., list[str]]) -> None:
+def test_unchanged_kernels_are_compiled_once(compiled):
     assert compiled() == ["a.cu 80", "b.cu 80"]
     assert compiled() == []
     assert compiled(80, 90) == ["a.cu 90", "b.cu 90"]
     assert compiled(keep=False) == ["a.cu 80", "b.cu 80"]
 
 
-def test_a_quick_check_omits_repeated_code(compiled: Callable[..., list[str]]) -> None:
+def test_a_quick_check_omits_repeated_code(compiled):
     assert compiled(*ARCHITECTURES, quick=True) == ["a.cu 86", "a.cu 90", "b.cu 86", "b.cu 90"]
-    quick: dict[int, set[str]] = {
-        arch: {spec.name for spec in specs_for(arch) if is_quick(spec.name, arch)}
-        for arch in ARCHITECTURES
-    }
-    assert quick[90] == {spec.name for spec in specs_for(90)}
-    others = [quick[arch] for arch in ARCHITECTURES if arch != 90 and quick[arch]]
-    assert len(others) == 3
-    everywhere = {spec.name for spec in specs_for(80) if "bf16" in spec.name}
-    assert everywhere <= set().union(*others)
+    names = {arch: {spec.name for spec in specs_for(arch)} for arch in ARCHITECTURES}
+    quick = {arch: {n for n in each if is_quick(n, arch)} for arch, each in names.items()}
+    assert quick.pop(90) == names[90]
+    assert sum(map(bool, quick.values())) == 3
+    assert {name for name in names[80] if "bf16" in name} <= set().union(*quick.values())
 
 
 def test_each_changed_dependency_causes_a_compilation(compiled, overlay, monkeypatch):
@@ -246,7 +241,7 @@ def test_every_kernel_of_the_overlay_is_described() -> None:
         for name, value in vars(module).items():
             if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
                 found += 1
-                missing += [] if id(value) in described else [f"{path.name}: {name}"]
+                missing += [f"{path.name}: {name}"] * (id(value) not in described)
     assert found
     assert not missing
 

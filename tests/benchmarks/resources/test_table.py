@@ -6,15 +6,7 @@ from dataclasses import replace
 
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.compile import sources, specs_for
-from benchmarks.resources.table import (
-    Compiled,
-    Resources,
-    Table,
-    compare,
-    dump,
-    load,
-    make_table,
-)
+from benchmarks.resources.table import Compiled, Resources, Table, compare, dump, load, make_table
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.mount import mount
 
