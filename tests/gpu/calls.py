@@ -1,7 +1,5 @@
 """Shared by the GPU tests: marks for kinds of GPUs, inputs and gradients, and poisoned memory."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The choice of the implementation on a GPU, and compilation on a machine without compilers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

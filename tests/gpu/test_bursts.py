@@ -5,8 +5,6 @@ not decay with the state is visible in later windows with small values, but not 
 whole sequence.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar

@@ -1,7 +1,5 @@
 """States after every n tokens on a GPU: those of the prefixes' own calls, in one pass."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The delta rule, with and without decay, on a GPU: CUDA C++ and Triton against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar.cuda.program import LoadedProgram

@@ -1,7 +1,5 @@
 """Every public function on a GPU that is not the current one, and threads on two GPUs."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """fused_recurrent_quasar on a GPU against float64: decoding, in place, packed sequences."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar import fused_recurrent_quasar
@@ -46,8 +44,7 @@ def test_every_shape(B, T, H, S, inplace, dtype):
 
 
 @pytest.mark.parametrize(
-    "tiles",
-    [RecurrentTiles(*of) for of in ((8, 1), (16, 1), (32, 2), (64, 4))],
+    "tiles", [RecurrentTiles(*of) for of in ((8, 1), (16, 1), (32, 2), (64, 4))]
 )
 def test_the_tiles_change_only_the_rounding(tiles):
     inputs = layer_like(5, B=4, dtype=torch.float32)

@@ -1,7 +1,5 @@
 """The operator on a GPU against float64, in Triton and in CUDA C++: accuracy and semantics."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +10,7 @@ from fla.ops.quasar.operator_types import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import CAPABILITY, CHANNELS, inputs_of
-from tests.quasar_kernels.inputs import (
-    ADVERSARIAL_KEYS,
-    assert_close,
-    common_key,
-)
+from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, assert_close, common_key
 from tests.quasar_kernels.operator.semantics import Case, Semantics
 from tests.quasar_kernels.tolerances import OPERATOR
 

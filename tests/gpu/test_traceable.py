@@ -1,7 +1,5 @@
 """The operators in graphs of torch.compile on a GPU: the bits of the plain calls."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

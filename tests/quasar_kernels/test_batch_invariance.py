@@ -1,7 +1,5 @@
 """Results of a sequence do not depend, bit for bit, on the other sequences of a call on a CPU."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

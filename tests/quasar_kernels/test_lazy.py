@@ -1,7 +1,5 @@
 """The packages for model builders: lazy imports, and their names."""
 
-from __future__ import annotations
-
 import importlib
 import os
 

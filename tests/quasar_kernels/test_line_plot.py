@@ -1,7 +1,5 @@
 """Charts as SVG: positions of points, ticks and labels, and clipping."""
 
-from __future__ import annotations
-
 import random
 import re
 from itertools import pairwise

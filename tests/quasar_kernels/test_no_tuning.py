@@ -1,7 +1,5 @@
 """No kernel is tuned at run time, neither this project's nor fla's."""
 
-from __future__ import annotations
-
 import ast
 
 from quasar_kernels.blocks.ssd import OPERATOR as SSD

@@ -20,12 +20,7 @@ from typing import Any
 
 import pytest
 
-from quasar_kernels.contract import (
-    PUBLICLY_REQUIRED,
-    QUASAR_DIR,
-    TARGET_FILES,
-    publicly_missing,
-)
+from quasar_kernels.contract import PUBLICLY_REQUIRED, QUASAR_DIR, TARGET_FILES, publicly_missing
 
 RECORDED = Path(__file__).with_name("public_imports.json")
 SUBNET = "QUASAR_LIVE_SUBNET"

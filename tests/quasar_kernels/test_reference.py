@@ -1,7 +1,5 @@
 """The float64 reference against the formulas, token by token."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -3,8 +3,6 @@
 The CUDA kernels' segments are tested in cuda/scan/test_forward.py.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

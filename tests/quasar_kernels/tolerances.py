@@ -4,8 +4,6 @@ A test of other results, or of inputs that are more difficult than a layer's, ha
 states why. Rounding an exact result alone gives 1.7e-3 in bf16 and 2.1e-4 in fp16.
 """
 
-from __future__ import annotations
-
 import torch
 
 OPERATOR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 6e-3, torch.float16: 1.5e-3}

@@ -1,7 +1,5 @@
 """Fixtures of the layer's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.layer.layers import make_layer

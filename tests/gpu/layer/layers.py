@@ -1,7 +1,5 @@
 """Layers of the size that validators time, their CUDA graphs, and changes of their parameters."""
 
-from __future__ import annotations
-
 import torch
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer.graphs import _Graph, _owners

@@ -1,7 +1,5 @@
 """The adaptive layer on a GPU against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarCache

@@ -1,7 +1,5 @@
 """Groups of processes give one process's results: DDP, FSDP2, and one sequence over all ranks."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

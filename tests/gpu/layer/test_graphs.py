@@ -1,7 +1,5 @@
 """Replays of the layer's short calls as CUDA graphs: their results, also after changes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -1,7 +1,5 @@
 """The kernels around the operator on a GPU, and packed, padded and cached calls of the layer."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The layer on a GPU, as validators call it, against float64."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

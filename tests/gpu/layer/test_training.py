@@ -1,7 +1,5 @@
 """Training steps of the layer on a GPU: gradients against float64, and recomputation."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -23,12 +21,7 @@ SIZES = {
     "odd": {"hidden_size": 320, "num_heads": 5, "head_dim": 48},
     "wide heads": {"num_heads": 2, "head_dim": 256},
     "bias": {"conv_bias": True},
-    "no convolution": {
-        "hidden_size": 256,
-        "num_heads": 4,
-        "head_dim": 32,
-        "use_short_conv": False,
-    },
+    "no convolution": {"hidden_size": 256, "num_heads": 4, "head_dim": 32, "use_short_conv": False},
     "three taps": {"hidden_size": 256, "num_heads": 4, "head_dim": 32, "conv_size": 3},
 }
 

@@ -1,7 +1,5 @@
 """Compiled models give the gradients of uncompiled ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention

@@ -1,7 +1,5 @@
 """Layers with hooks or adapters, and outputs that are changed in place, on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarCache

@@ -1,7 +1,5 @@
 """chunk_quasar in Triton: all widths and dtypes, segments, gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar

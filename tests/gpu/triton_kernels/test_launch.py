@@ -1,7 +1,5 @@
 """Repeated launches by Launcher give the results of Triton's launches, for all arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar.layer import kernels as layer_kernels

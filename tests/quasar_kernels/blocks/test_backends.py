@@ -1,7 +1,5 @@
 """The choice of the implementation of WKV6 and SSD, its reason, and fallbacks."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """HybridBlock: fusion, decoding, packed sequences, recomputation, and errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

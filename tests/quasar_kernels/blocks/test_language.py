@@ -1,7 +1,5 @@
 """The example of a language model: its losses, resumed and parallel trainings, and sampling."""
 
-from __future__ import annotations
-
 import os
 import pydoc_data.topics
 

@@ -1,7 +1,5 @@
 """Lightning attention against the recurrence in float64."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """The Mamba-2 layer against its definition, token by token in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """RWKV-6's time mixing and Mamba-2: slices, packed sequences, gradients and autocast."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """WKV6 and SSD on a CPU against their definitions in float64."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

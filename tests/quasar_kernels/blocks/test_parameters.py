@@ -1,7 +1,5 @@
 """Parameters of the blocks: 16-bit dtypes, a start on the meta device, and marks for optimizers."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

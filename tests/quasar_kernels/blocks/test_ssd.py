@@ -1,7 +1,5 @@
 """SSD: state sizes, errors, and the call of mamba_ssm's kernels."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """WKV6: fla's definition, strong decays, and errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6

@@ -1,7 +1,5 @@
 """Hooks on the submodules of blocks run, and replaced submodules compute their part."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

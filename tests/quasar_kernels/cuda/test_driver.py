@@ -1,7 +1,5 @@
 """Calls of the CUDA driver: parts of programs, and threads without a context (recorded calls)."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 

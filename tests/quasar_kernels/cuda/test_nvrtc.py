@@ -3,8 +3,6 @@
 Tests that compile need NVRTC, which the extra `dev` installs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -184,10 +182,7 @@ GRADIENTS = (
 SLICES = cuda_slice.PROGRAM, ("slice_map", "fold_maps", "enter_states")
 WKV6 = wkv6.PROGRAM, ("wkv6_forward", "wkv6_backward")
 LAYER = hopper.PROGRAM, ("pack_weights", "projection", "gated_output")
-PORTABLE_LAYER = (
-    portable.PROGRAM,
-    ("pack_weights", "resident_projection", "resident_output"),
-)
+PORTABLE_LAYER = (portable.PROGRAM, ("pack_weights", "resident_projection", "resident_output"))
 
 
 @needs_nvrtc

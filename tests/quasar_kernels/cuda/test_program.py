@@ -1,7 +1,5 @@
 """CUDA programs on a machine without a GPU: argument structures and loading."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import threading
@@ -31,11 +29,7 @@ HOPPER = (9, 0)
         ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
         ("layer/csrc/pack_weights.cu", "PackedMatrix", weight_tiles.PackedMatrix),
         ("layer/csrc/pack_weights.cu", "ConvertedVector", weight_tiles.ConvertedVector),
-        (
-            "layer/csrc/hopper/projection.cu",
-            "ProjectionArguments",
-            hopper.ProjectionArguments,
-        ),
+        ("layer/csrc/hopper/projection.cu", "ProjectionArguments", hopper.ProjectionArguments),
         ("layer/csrc/hopper/gated_rows.cuh", "OutputArguments", hopper.OutputArguments),
         ("layer/csrc/hopper/wide_projection.cu", "WideArguments", wide.WideArguments),
         (
@@ -43,11 +37,7 @@ HOPPER = (9, 0)
             "ProjectionArguments",
             portable.ProjectionArguments,
         ),
-        (
-            "layer/csrc/portable/resident_output.cu",
-            "OutputArguments",
-            portable.OutputArguments,
-        ),
+        ("layer/csrc/portable/resident_output.cu", "OutputArguments", portable.OutputArguments),
         (wkv6.CSRC / "walk.cuh", "Arguments", wkv6.Arguments),
     ],
 )

@@ -1,7 +1,5 @@
 """The delta rule's functions on a CPU, KDA included, against the recurrence in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

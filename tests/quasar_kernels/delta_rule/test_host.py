@@ -1,7 +1,5 @@
 """fla's functions on these kernels: `switched` and `register`."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Calls of the fused stages for tests: inputs, both kernels, and their float64 results."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.layer.weight_tiles import launch_pack, serialize, taps_layout

@@ -1,7 +1,5 @@
 """Whether a recorded call of the layer saves intermediate results for its backward pass."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

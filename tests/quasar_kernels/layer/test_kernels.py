@@ -1,7 +1,5 @@
 """The convolution and the gated norm on CPU tensors, with their block-wise gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

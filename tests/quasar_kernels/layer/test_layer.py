@@ -1,7 +1,5 @@
 """QuasarAttention against the float64 layer: values, gradients, padding, packing, caching."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -212,8 +210,7 @@ def test_a_copy_of_a_cache_and_its_original_continue_separately(copied):
 
 
 @pytest.mark.parametrize(
-    ("first", "dtype"),
-    [(torch.no_grad, torch.float16), (torch.inference_mode, torch.bfloat16)],
+    ("first", "dtype"), [(torch.no_grad, torch.float16), (torch.inference_mode, torch.bfloat16)]
 )
 def test_decoding_may_change_grad_mode_and_dtype(first, dtype):
     module, x = layer(), torch.randn(2, 20, D)

@@ -1,7 +1,5 @@
 """FORK_SCOPE=ops: the operator under a layer that calls it as the public fork's layer does."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hooks, adapters, quantised and replaced submodules change the layer as they change a module."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 

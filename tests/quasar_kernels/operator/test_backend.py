@@ -1,7 +1,5 @@
 """The choice of a call's implementation, on a machine without a GPU: switches, faults, capture."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The inverse of unit lower triangular matrices against float64, and its gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar.forward_substitution import quasar_forward_substitution

@@ -1,7 +1,5 @@
 """fused_recurrent_quasar with inplace_state, on CPU tensors, against the float64 recurrence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar import fused_recurrent_quasar

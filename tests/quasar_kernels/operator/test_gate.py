@@ -1,7 +1,5 @@
 """The step size and its derivatives: accurate also for small |k|^2."""
 
-from __future__ import annotations
-
 import mpmath
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The operator on CPUs, by chunks and token by token, against the float64 recurrence."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The bounds of packed sequences on the host, and the tables of their segments."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from fla.ops.quasar.segments import host_bounds, packed_table

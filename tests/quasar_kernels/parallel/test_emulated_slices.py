@@ -1,7 +1,5 @@
 """Slices of one row by the CUDA kernels, emulated on a CPU, rank after rank."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 
 import pytest

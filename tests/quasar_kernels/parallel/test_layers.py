@@ -1,7 +1,5 @@
 """The layer over several processes against one process: outputs and all gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarCache

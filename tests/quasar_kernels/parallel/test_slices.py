@@ -1,7 +1,5 @@
 """One sequence over 2 to 4 processes against one process in float64."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace

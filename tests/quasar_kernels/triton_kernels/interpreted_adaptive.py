@@ -3,8 +3,6 @@
 Needs TRITON_INTERPRET=1. The fixture `poisoned` of interpreted_kernels.py applies here, too.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from functools import partial
@@ -28,10 +26,7 @@ from fla.ops.quasar.operator_types import Scan
 from fla.ops.quasar.segments import Segments
 from fla.ops.quasar.triton_kernels import passes as triton_passes
 
-from quasar_kernels.adaptive_reference import (
-    adaptive_layer_reference,
-    operator_inputs_reference,
-)
+from quasar_kernels.adaptive_reference import adaptive_layer_reference, operator_inputs_reference
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.layer.simulated_graph import simulate

@@ -3,8 +3,6 @@
 Needs TRITON_INTERPRET=1. A GPU would specialise the kernels by the recorded keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

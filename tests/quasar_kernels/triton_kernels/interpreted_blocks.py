@@ -3,8 +3,6 @@
 Needs TRITON_INTERPRET=1. The fixture `poisoned` of interpreted_kernels.py applies here, too.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -41,11 +39,7 @@ def with_definition(operator, x, bounds=None, segments=None):
 @kernels
 @pytest.mark.parametrize(
     ("T", "B", "H", "segments", "K", "V", "dtype"),
-    [
-        (1, 2, 1, None, 16, 24, FP32),
-        (34, 1, 4, 1, 32, 32, FP16),
-        (34, 1, 2, 3, 24, 33, FP32),
-    ],
+    [(1, 2, 1, None, 16, 24, FP32), (34, 1, 4, 1, 32, 32, FP16), (34, 1, 2, 3, 24, 33, FP32)],
 )
 def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):
     # SSD's state has N = K values for each of the P = V channels of a head

@@ -3,8 +3,6 @@
 Needs TRITON_INTERPRET=1. The fixture `poisoned` of interpreted_kernels.py applies here, too.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -14,12 +12,7 @@ from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
 from fla.ops.quasar.operator_types import ScanInputs
-from fla.ops.quasar.preparation import (
-    UNCHANGED,
-    Preparation,
-    PreparationFunction,
-    prepare,
-)
+from fla.ops.quasar.preparation import UNCHANGED, Preparation, PreparationFunction, prepare
 from fla.ops.quasar.triton_kernels import passes
 
 from quasar_kernels.delta_reference import delta_recurrence

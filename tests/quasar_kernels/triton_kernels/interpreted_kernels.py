@@ -4,8 +4,6 @@ The interpreter multiplies the bit patterns of bf16 matrices, so kernels with a 
 in fp16 and fp32. It truncates bf16 results, which a GPU rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

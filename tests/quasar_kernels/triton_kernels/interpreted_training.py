@@ -3,8 +3,6 @@
 It needs TRITON_INTERPRET=1, as interpreted_kernels.py does.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

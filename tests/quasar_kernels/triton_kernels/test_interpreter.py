@@ -1,7 +1,5 @@
 """Runs interpreted_*.py in a process with TRITON_INTERPRET=1."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Launcher and compile_ahead with a kernel that only records its compilations and launches."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """tuned.json and the choice of tiles, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import re
 

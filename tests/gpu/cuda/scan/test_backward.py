@@ -1,7 +1,5 @@
 """The CUDA C++ backward pass on a GPU: accuracy against float64, semantics, determinism."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar

@@ -1,7 +1,5 @@
 """The CUDA C++ forward pass on a GPU: its maps, the code without wgmma, and use with Triton."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar

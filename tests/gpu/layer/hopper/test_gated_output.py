@@ -1,7 +1,5 @@
 """The fused output with its gated norm, and swizzled weight tiles, on a Hopper GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

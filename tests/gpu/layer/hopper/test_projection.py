@@ -1,7 +1,5 @@
 """The fused projection on a Hopper GPU against float64, and the layer after its failure."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

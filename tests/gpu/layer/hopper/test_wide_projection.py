@@ -1,7 +1,5 @@
 """The fused projection for layers of other widths, on a Hopper GPU, against float64."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

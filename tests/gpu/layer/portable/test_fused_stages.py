@@ -1,7 +1,5 @@
 """The portable fused kernels on a GPU against float64, and a layer that uses them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.ops.quasar.layer import hopper, paths, portable, wide

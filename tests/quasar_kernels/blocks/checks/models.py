@@ -1,7 +1,5 @@
 """Small models for the checks: a sound one, and one with each fault that the checks find."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

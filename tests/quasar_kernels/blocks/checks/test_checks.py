@@ -87,11 +87,7 @@ def test_the_model_is_not_changed():
 
 @pytest.mark.parametrize(
     ("name", "on_gpu", "verdict"),
-    [
-        ("torch", True, Verdict.WARN),
-        ("triton", True, Verdict.PASS),
-        ("torch", False, Verdict.PASS),
-    ],
+    [("torch", True, Verdict.WARN), ("triton", True, Verdict.PASS), ("torch", False, Verdict.PASS)],
 )
 def test_a_gpu_without_kernels_is_a_warning(monkeypatch, name, on_gpu, verdict):
     model = build("quasar")

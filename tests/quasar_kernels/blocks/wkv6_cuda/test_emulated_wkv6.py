@@ -1,7 +1,5 @@
 """WKV6's CUDA kernels and their host code, compiled for and run on a CPU."""
 
-from __future__ import annotations
-
 import contextlib
 from functools import partial
 

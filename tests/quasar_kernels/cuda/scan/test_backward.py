@@ -3,8 +3,6 @@
 test_emulated_backward.py runs it with the kernels; this file checks the rest.
 """
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 G and the states of the forward pass are computed in float64, so that its errors do not count.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The CUDA kernels of the forward pass, emulated on a CPU: maps, states and outputs."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest
@@ -114,8 +112,7 @@ def assert_outputs(programs, x, segments=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [(OWN, BF16), (OWN, FP16), (READ, BF16), (0.02, BF16), (30.0, BF16)],
+    ("kind", "dtype"), [(OWN, BF16), (OWN, FP16), (READ, BF16), (0.02, BF16), (30.0, BF16)]
 )
 @widths
 def test_outputs_and_the_final_state(programs, kind, dtype, width):

@@ -1,7 +1,5 @@
 """The grids of Hopper's fused stages, and calls that they do not support."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention

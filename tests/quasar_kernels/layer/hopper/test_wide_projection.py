@@ -1,7 +1,5 @@
 """The calls that the fused projection of wide layers supports."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention

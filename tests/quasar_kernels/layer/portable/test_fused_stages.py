@@ -1,7 +1,5 @@
 """The portable fused stages: their grids, and their kernels run on a CPU against float64."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
