@@ -33,7 +33,7 @@ LOW_BYTES, ENOUGH_BYTES = 10**9, 15 * 10**8
 """Free bytes: below the first the disk counts as low, above the second as recovered."""
 UNKNOWN = -1
 ORIGIN_SECONDS = 10.0
-UPDATE_REMEDY = "See docs/operating.md, Updating, also for the way back."
+UPDATE_REMEDY = "See docs/maintenance.md, Updating, also for the way back."
 
 
 def newer_commit(checkout: Path = PROJECT) -> str | None:
