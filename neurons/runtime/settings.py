@@ -188,7 +188,7 @@ class Settings(BaseModel):
     `scripts/install.sh metrics`.
     """
     alert_command: CommandLine | None = None
-    """A command that is run once for each alert (docs/monitoring.md lists them). It reads a sentence
+    """A command that is run once for each alert (listed in docs/monitoring.md). It reads a sentence
     from stdin and finds ALERT_KIND and ALERT_TEXT in its environment, which has no secrets. It is
     killed after 30 seconds. Paths may be relative to the checkout.
     """

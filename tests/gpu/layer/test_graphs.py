@@ -121,7 +121,7 @@ def test_several_threads_and_streams(layer):
                 if error(layer, x, y) > 1e-2:
                     wrong.append(2)
 
-    # drawn here: torch refuses random numbers while another thread captures (docs/layer.md)
+    # drawn here: torch refuses random numbers during a capture (docs/layer-calls.md)
     inputs = [[fresh() for _ in range(20)] for _ in range(3)]
     torch.cuda.synchronize()
     with ThreadPoolExecutor(3) as threads:

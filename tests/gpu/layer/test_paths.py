@@ -1,4 +1,4 @@
-"""Which implementation runs a call of the layer: the rows of the table in docs/layer.md."""
+"""Which implementation runs a call of the layer: the table's rows in docs/layer-calls.md."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which kernels compute a call of the layer: the only place that chooses.
 
-The table in docs/layer.md shows the result for each kind of call. `hopper`, `wide`, `portable` and
-`library` are modules with the same functions `project` and `output`; all but `library` also have
-`find_program`.
+The table in docs/layer-calls.md shows the result for each kind of call. `hopper`, `wide`,
+`portable` and `library` are modules with the same functions `project` and `output`; all but
+`library` also have `find_program`.
 """
 
 from __future__ import annotations
