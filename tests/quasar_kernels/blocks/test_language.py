@@ -12,22 +12,8 @@ from tests.processes import run_python
 
 SIZES = Sizes(width=16, heads=2, layers=1, state=16)
 RECIPE = Recipe(tokens=24, batch=2)
-OPTIONS = [
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--layers",
-    "1",
-    "--state",
-    "16",
-    "--tokens",
-    "24",
-    "--batch",
-    "2",
-    "--device",
-    "cpu",
-]
+SMALL = "width=16", "heads=2", "layers=1", "state=16", "tokens=24", "batch=2", "device=cpu"
+OPTIONS = [f"--{option}" for option in SMALL]
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 20
 
 

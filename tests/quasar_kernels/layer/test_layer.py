@@ -241,18 +241,6 @@ def test_decoding_does_not_overwrite_a_state_that_a_backward_pass_needs():
         assert torch.equal(g, p.grad)
 
 
-def test_parametrized_projections_are_recomputed():
-    module, x = layer(), torch.randn(1, 20, D)
-    plain = copy.deepcopy(module)
-    for part in (module.q_proj, module.g_proj[1]):
-        torch.nn.utils.parametrizations.weight_norm(part)
-        part.parametrizations.weight.original0.data.mul_(2)
-    with torch.no_grad():
-        for part in (plain.q_proj, plain.g_proj[1]):
-            part.weight.mul_(2)
-        assert relative_rms(module(x)[0], plain(x)[0].double()) <= 1e-6
-
-
 def test_the_layer_can_be_compiled():
     module, (x, dy) = layer(), torch.randn(2, 1, 30, D)
     plain, compiled = step(module, x, dy), step(torch.compile(module, backend="eager"), x, dy)
