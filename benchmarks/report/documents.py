@@ -55,9 +55,10 @@ def summary(criteria: Sequence[Criterion]) -> str:
     """Return the number of kept limits, and a line for each missed one."""
     out = missed(criteria)
     if not out:
-        return f"All {len(criteria)} limits are kept."
+        many = len(criteria)
+        return f"All {many} limits are kept." if many > 1 else "The limit is kept."
     listed = "\n".join(f"- {line}" for line in out)
-    return f"{len(out)} of {len(criteria)} limits are missed:\n\n{listed}"
+    return f"{len(out)} of {len(criteria)} limits missed:\n\n{listed}"
 
 
 def page(name: str, **context: Any) -> dict[Path, str]:

@@ -41,4 +41,4 @@ def test_failures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "run_of", run_of)
     (text,) = page("kernels").values()
     assert re.search(r"\n\| memcheck \| [^|]* \| layer was cut off \|", text), text
-    assert "1 of 137 limits are missed:\n\n- error of 200000 tokens, 0 slow heads: 0.5" in text
+    assert "1 of 137 limits missed:\n\n- error of 200000 tokens, 0 slow heads: 0.5" in text
