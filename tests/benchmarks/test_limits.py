@@ -73,13 +73,13 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("steps", "figures/reruns_equal", False, {"by": "ours"}, "rerun that differs in a bit: 1"),
         ("gradients", "errors/v_conv1d.weight", 0.1, {}, "worst gradient"),
     ],
-    "adaptive-layer": [
+    "../h100/adaptive-layer": [
         ("steps", "figures/peak_bytes", 1 << 40, {"batch": 4, "by": "ours"}, "memory"),
         ("steps", "figures/step_ms", 9.0, {"batch": 4, "by": "ours"}, "relative to one sequence"),
         ("steps", "figures/forward_ms", 9.0, {"tokens": 16_384}, "forward pass, 1,536 wide"),
         ("errors", "errors/x", 0.5, {"dtype": "float32"}, "float32, worst gradient"),
     ],
-    "quasar-model": [
+    "../h100/quasar-model": [
         ("steps", "figures/gla_ms", 99.0, {"tokens": 16_384, "by": "ours"}, "24 layers (computed)")
     ],
     "quasar-model-errors": [
