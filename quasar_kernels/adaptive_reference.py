@@ -1,4 +1,4 @@
-"""The adaptive layer's formula in plain torch, token by token: the definition for its tests.
+"""The adaptive layer's formula in plain torch, token by token, as the definition for its tests.
 
 Source: the public QuasarAttention layer of spring 2026 (step sizes per token, unit q and k).
 """
@@ -65,7 +65,7 @@ def adaptive_layer_reference(
         weights: the layer's `state_dict`.
         x: `[B, T, hidden]`.
         head_dim: S.
-        eps: of the output norm.
+        eps: epsilon of the output norm.
         rotation: cos and sin `[T, R]`, or None.
         operator: the delta rule; `delta_chunked` is faster for many tokens.
     """

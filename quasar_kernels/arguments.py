@@ -34,9 +34,10 @@ def positive(text: str) -> int:
 
 
 def output_file(text: str) -> Path:
-    """Return a path that can be written; make its folder.
+    """Check that a file can be written, before a long measurement, and make its folder.
 
-    A long measurement must not end with a path that cannot. Raises argparse's ArgumentTypeError.
+    Raises:
+        argparse.ArgumentTypeError: it cannot.
     """
     path = Path(text)
     try:

@@ -39,8 +39,8 @@ OTHER_GPUS = Explanation(
 )
 NO_NVRTC = Explanation(
     "the wheel nvidia-cuda-nvrtc is missing or incomplete",
-    "Install the one of torch's CUDA version (torch's CUDA builds bring it), or name the library "
-    "in QUASAR_NVRTC.",
+    "Install it for torch's CUDA version (torch's CUDA builds require it), or set QUASAR_NVRTC to "
+    "the library's path.",
 )
 GPU_FULL = Explanation(
     "the GPU's memory is full", "End the other processes that `nvidia-smi` lists."

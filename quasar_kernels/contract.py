@@ -168,7 +168,7 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
         if (root / path).stat().st_size > FILE_BYTES:
             return [Violation(path, "The file is too long.", "Keep it under 2 MiB.")]
         source = (root / path).read_bytes()
-        tree = ast.parse(source, path.name)  # bytes, so that it is decoded as Python decodes it
+        tree = ast.parse(source, path.name)  # of bytes, it finds the encoding as Python does
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # too deeply nested code raises errors without a message
         why = (
@@ -241,9 +241,9 @@ def _import_blocks(text: str) -> Iterator[str]:
 
 
 def publicly_missing(text: str) -> list[str]:
-    """Return the names that the public validator does not find imported in a chunk.py.
+    """Return the required names whose import the public validator does not find in a chunk.py.
 
-    It searches text and ignores case, so its reading differs from Python's in both directions.
+    It searches text and ignores case: it misses some imports and finds some that are not there.
     Source: `PerformanceValidator.validate_imports` of SILX-LABS/QUASAR-SUBNET.
     """
     text = _without_comments(text)

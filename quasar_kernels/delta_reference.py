@@ -78,7 +78,7 @@ def delta_chunked(
 ) -> tuple[Tensor, Tensor]:
     """Compute the same as `delta_recurrence` by chunks of `chunk` tokens, for long sequences.
 
-    Decays per channel take the memory of k, times the tokens of a chunk.
+    Decays per channel take `chunk` times the memory of k.
     """
     tensors = _converted(q, k, v, beta, g, scale, dtype)
     B, T, H, K = k.shape
@@ -114,10 +114,10 @@ def _converted(
 
 
 def _process_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Process several chunks; the terms that do not depend on the state are computed at once.
+    """Process several chunks: what does not depend on the state for all of them at once.
 
-    `part` is q, k, v, beta and g. Padding tokens have no step size and no decay, so they have no
-    effect.
+    `part` is q, k, v, beta and g. Padding tokens have step size 0 and log decay 0, so they do not
+    change the state.
     """
     q, k, v, beta, g = part
     Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g))

@@ -13,7 +13,7 @@ from quasar_kernels.contract import overlay_files
 PACKAGE = "fla-core"
 _CLOSED = {
     "layers": "",
-    # fla-core then imports neither
+    # fla's own __init__.py accepts this error
     "models": 'raise ModuleNotFoundError("this tree has no models", name=__name__)\n',
 }
 
@@ -61,9 +61,9 @@ def lay_over_fla(overlay: Path, tree: Path) -> None:
 def close_packages(tree: Path) -> None:
     """Give `fla.layers` and `fla.models` of a tree an `__init__.py` if they have none.
 
-    fla-core extends `fla` by the folders of this name on the whole path. The package
-    flash-linear-attention has these two, which would replace the tree's layers, and whose models
-    import layers that the tree does not have.
+    fla's `__init__.py` adds every folder `fla` on sys.path to the package. If
+    flash-linear-attention is installed, its folder would provide both: other layers than the
+    tree's, and models that import layers that the tree lacks.
     """
     for name, text in _CLOSED.items():
         path = tree / "fla" / name / "__init__.py"

@@ -51,7 +51,7 @@ class Panel(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """An axis, logarithmic or linear; None takes a limit from the data. Lines are clipped to it."""
+    """An axis, logarithmic or linear. Lines are clipped at its limits; None is the data's limit."""
 
     log: bool = True
     low: float | None = None

@@ -95,7 +95,7 @@ def mount(*, adaptive: bool = False) -> None:
             "ignore", "Triton is not supported on current platform", UserWarning, r"fla\."
         )
     if adaptive:
-        importlib.import_module("quasar_kernels.blocks.quasar")  # keeps the other layer
+        importlib.import_module("quasar_kernels.blocks.quasar")  # it keeps the first layer's name
         layers = importlib.import_module("fla.layers.quasar")
         model = importlib.import_module("fla.layers.quasar_adaptive")
         layers.QuasarAttention = model.AdaptiveQuasarAttention  # type: ignore[attr-defined]

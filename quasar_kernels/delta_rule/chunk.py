@@ -38,7 +38,7 @@ def chunk_delta_rule(
 
     For every sequence and head: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T and
     o_t = scale S_t^T q_t. Keys should have at most unit length, as with `use_qk_l2norm_in_kernel`:
-    where beta_t |k_t|^2 passes 2, the state grows.
+    where beta_t |k_t|^2 exceeds 2, the state grows.
 
     Args:
         q, k: `[B, T, H, K]`, bf16, fp16, fp32 or fp64, of any strides; T may be 0.
@@ -49,19 +49,19 @@ def chunk_delta_rule(
         output_final_state: whether to return the state after each sequence.
         use_qk_l2norm_in_kernel: whether to normalise q and k to unit length first.
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
-            ones included. Values on a GPU are read once for each version of the tensor, which
-            `dist.broadcast` and other collectives do not increase: pass a new tensor after these.
+            ones included. Values on a GPU are read once for each version of the tensor. Collectives
+            such as `dist.broadcast` write without a new version: pass a new tensor after them.
         cu_seqlens_cpu: a copy of them on the host, which saves that synchronisation.
         cp_context: from fla's `build_cp_context` (contiguous layout), or from the one in
             `fla.ops.quasar.parallel.context`, which allows slices of any lengths. The tensors are
             then this rank's slice of packed sequences (B = 1), and the context's bounds replace
-            cu_seqlens. Every rank must call. States, which fla does not support here, are those of
+            cu_seqlens. Every rank must call. States (fla supports none with a context) are those of
             the slice's sequences; the initial state of a sequence that begins on an earlier rank is
             ignored.
         checkpoint_every: n, to return also the states after every n tokens of each sequence, from
             which other sequences with the same prefix can continue. On a GPU, this takes one pass
-            if n is a multiple of 128 and autograd does not record the call; otherwise each n tokens
-            are a call.
+            if n is a multiple of 128 and autograd does not record the call; otherwise one pass for
+            every n tokens.
         kwargs: `chunk_size`, which is ignored.
 
     Returns:

@@ -73,8 +73,8 @@ def bounds_on_host(
 ) -> Tensor | None:
     """Return the bounds on the host, where launches need them; None without bounds.
 
-    Without a copy from the caller, `segments.host_bounds` copies bounds on a GPU to the host. The
-    caller's copy is compared with bounds on the host, but not with bounds on a GPU.
+    Without `cu_seqlens_cpu`, `segments.host_bounds` copies bounds on a GPU to the host.
+    `cu_seqlens_cpu` is compared with `cu_seqlens`, unless that is on a GPU.
 
     Raises:
         ValueError: the bounds do not rise from 0 to `tokens`, or the copy differs.

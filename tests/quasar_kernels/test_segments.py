@@ -36,7 +36,7 @@ def cuda_program(warps=4):
 
 def of_cuda(B, T, heads=8, width=64, dtype=BF16, bounds=None, *, warps=4):
     v = torch.empty(1, device="meta", dtype=dtype).expand(B, T, heads, width)
-    return scan_forward.cut_segments(cuda_program(warps), v, bounds)
+    return scan_forward.cut_segments(cuda_program(warps), tuple(v.shape), v.device, bounds)
 
 
 def of_operator(B, T, heads=8, width=64, dtype=BF16, bounds=None):
@@ -112,7 +112,7 @@ def test_segments_are_cut_into_tiles_as_the_sequences_would_be(lengths, tile):
 def test_the_forward_pass_cuts_where_the_backward_pass_stores_checkpoints(width, tile):
     q = torch.empty(1, 5000, 2, width, dtype=BF16)
     for bounds, count in ((None, None), (None, 7), (torch.tensor([0, 700, 5000]), None)):
-        cut = scan_forward.cut_segments(cuda_program(), q, bounds, count)
+        cut = scan_forward.cut_segments(cuda_program(), tuple(q.shape), q.device, bounds, count)
         assert cut.longest % tile == 0
         assert cut.longest == (cut.length or cut.table[:, 2].max())
 

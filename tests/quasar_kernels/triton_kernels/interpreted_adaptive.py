@@ -187,7 +187,7 @@ def fake_hopper(monkeypatch):
     monkeypatch.setattr(adaptive_memory, "_scan_program", lambda *_: object())
     monkeypatch.setattr(adaptive, "cuda_program", lambda *_: object())
     monkeypatch.setattr(adaptive.cuda_scan, "forward", scan)
-    monkeypatch.setattr(adaptive.cuda_scan, "cut_shape", cut)
+    monkeypatch.setattr(adaptive.cuda_scan, "cut_segments", cut)
     monkeypatch.setattr(backend, "cuda_gradient_program", lambda _: None)
 
 

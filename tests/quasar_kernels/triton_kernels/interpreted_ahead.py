@@ -148,7 +148,7 @@ def test_a_step_of_the_adaptive_layer(monkeypatch, keys, rotate, bounds, in_memo
         monkeypatch.setattr(adaptive_memory, "_scan_program", lambda *_: object())
         monkeypatch.setattr(adaptive, "cuda_program", lambda *_: object())
         monkeypatch.setattr(adaptive.cuda_scan, "forward", scan)
-        monkeypatch.setattr(adaptive.cuda_scan, "cut_shape", lambda *_: segments)
+        monkeypatch.setattr(adaptive.cuda_scan, "cut_segments", lambda *_: segments)
     monkeypatch.setattr(adaptive, "scan_forward", scan)
     monkeypatch.setattr(adaptive_training, "scan_backward", scan_gradients)
     monkeypatch.setattr(paths, "choose_products", lambda *_: paths.Path(wide, object()))

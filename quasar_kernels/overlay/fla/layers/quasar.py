@@ -55,7 +55,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             place, which it cannot share with another layer.
         norm_eps: epsilon of the output norm.
         kwargs: `expand_v=1`, `num_v_heads=num_heads` and `allow_neg_eigval=False`, which other
-            layers' configurations contain, and None for any name.
+            layers' configurations contain, and any name with the value None.
 
     Raises:
         ValueError: an unknown mode or argument, a size below 1, or a negative place or epsilon.
@@ -120,7 +120,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw beta_log, as log U(1, 16); the submodules have the other parameters."""
+        """Draw beta_log, the only parameter outside of submodules, from log U(1, 16)."""
         wide = torch.promote_types(self.beta_log.dtype, torch.float32)
         self.beta_log.copy_(torch.empty_like(self.beta_log, dtype=wide).uniform_(1, 16).log())
 
@@ -153,7 +153,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
                 `use_cache` the slice must have one sequence; to decode its next tokens, use the
                 cache that the sequence's last rank returns. The gradients of the parameters are
                 those of the slice: sum them over the ranks.
-            kwargs: `IGNORED_BY_LAYERS`, such as `position_ids`, and None for any name.
+            kwargs: `IGNORED_BY_LAYERS`, such as `position_ids`, and any name with the value None.
 
         Returns:
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
@@ -209,7 +209,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
 def rank_slice(
     layer: Any, x: torch.Tensor, context: Any, mask: Any, cache: Any, use_cache: bool | None
 ) -> Any:
-    """Return the `RankSlice` of a layer's call with a cp_context; `cache` is None if it is empty.
+    """Return the `RankSlice` of a layer's call with a cp_context; pass None for an empty cache.
 
     Raises:
         ValueError: x has several rows, or there is a mask, a cache, or use_cache for several
@@ -232,9 +232,9 @@ def rank_slice(
 def without_padding(
     x: torch.Tensor, mask: torch.Tensor, cu_seqlens: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the tokens without padding in one row, their bounds, and their places in all rows.
+    """Return the tokens without padding in one row, their bounds, and their indices in B T tokens.
 
-    x `[B, T, hidden]` without tokens is returned as it is, without bounds and places.
+    x `[B, T, hidden]` without tokens is returned unchanged, without bounds and indices.
     """
     (B, T, _), shape = x.shape, tuple(mask.shape)
     if len(shape) != 2 or shape[0] != B or shape[1] < T or cu_seqlens is not None:

@@ -60,7 +60,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         self.b_proj = nn.Linear(self.hidden_size, self.num_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(self.num_heads, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(self.key_dim, dtype=torch.float32))
-        # the public layer has it for its checkpoints, and does not use it
+        # unused, but in the public layer's checkpoints
         self.f_proj = nn.Linear(self.hidden_size, self.key_dim, bias=False)
 
     def reset_parameters(self) -> None:
@@ -102,7 +102,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
             cp_context: as in `QuasarAttention.forward`. cos and sin are those of the slice's
                 tokens. With `use_cache`, an empty `past_key_values` receives the states.
             kwargs: `IGNORED_BY_LAYERS`, such as `position_ids` (positions enter through cos and
-                sin), and None for any name.
+                sin), and any name with the value None.
 
         Returns:
             (y `[B, T, hidden_size]`, None). Under autocast y has autocast's dtype.
@@ -155,7 +155,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
     ) -> torch.Tensor | None:
         """Return y and store new states if `keep`, or return None if no kernels support the call.
 
-        With a cache, they support few tokens after states, without gradients.
+        With a cache, they support only a few tokens after cached states, without gradients.
         """
         recorded = torch.is_grad_enabled() or torch_private.forward_ad._current_level >= 0
         parts, state = None, None
@@ -191,9 +191,9 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         length: int,
         rank: RankSlice | None,
     ) -> torch.Tensor:
-        """Return y by calling the submodules, from the cache's states; store new ones if `keep`.
+        """Compute y from the cache's states by the submodules; store the new states if `keep`.
 
-        `length` are the tokens of a sequence, with padding.
+        `length` is the number of tokens of a sequence, with padding.
         """
         parts, state = self._cached(
             cache, x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1

@@ -38,8 +38,8 @@ IGNORED_BY_LAYERS = (
     "output_router_logits",
     "return_dict",
 )
-"""Arguments that models and trainers pass to every layer. They cannot change a layer's result: the
-layers have no positions of their own, and the others concern a model's outputs."""
+"""Arguments that models and trainers pass to every layer. They do not change a layer's result: the
+layers compute no positions, and the other arguments concern a model's outputs."""
 
 
 def refuse_unknown(
@@ -50,14 +50,14 @@ def refuse_unknown(
 ) -> None:
     """Check the keyword arguments that a function takes without a parameter of their name.
 
-    An unknown argument, such as a misspelt one, would not have its effect: packed sequences, for
-    example, would be computed as one. None requests nothing and is accepted.
+    Otherwise a misspelt argument would be ignored: packed sequences, for example, would be computed
+    as one. Any argument that is None is accepted.
 
     Args:
         function: for the error.
         options: the function's `**kwargs`.
         known: names that are accepted with any value.
-        only: names that are accepted with these values, which request nothing, either.
+        only: names that are accepted with these values, which change nothing.
 
     Raises:
         ValueError: names the unknown arguments and the ones probably meant.
@@ -148,7 +148,7 @@ def expect_number(name: str, x: object, otherwise: str = "") -> None:
 
 
 def refuse_additive(mask: Tensor) -> None:
-    """Raise ValueError for a padding mask that would be added to scores, with zeros for tokens."""
+    """Raise ValueError for a mask that is meant to be added to scores: 0 for tokens, not 1."""
     if mask.is_floating_point() and bool((mask < 0).any()):
         raise ValueError(
             "attention_mask has negative values, like masks that are added to scores; it must be 0 "

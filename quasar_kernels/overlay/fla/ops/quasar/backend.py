@@ -1,10 +1,10 @@
-"""Selects the implementation of a `chunk_quasar` call, CUDA C++, Triton or torch, and runs kernels.
+"""Chooses a `chunk_quasar` call's implementation (CUDA C++, Triton or torch), and runs the kernels.
 
-QUASAR_BACKEND selects it. `auto` (the default) uses CUDA C++ for the calls that it supports,
-otherwise Triton for the calls that it supports, otherwise torch. `cuda` raises for calls that
-Triton would compute, so that Triton is not measured by mistake. `triton` uses Triton for the calls
-that it supports, and `torch` uses torch for all calls. When the CUDA kernels cannot be built or
-run, `auto` logs one line with the cause and the remedy, and uses Triton from then on.
+QUASAR_BACKEND has four values. `auto` (the default) takes the first of CUDA C++, Triton and torch
+that supports the call. `cuda` raises for calls that Triton would compute, so that Triton is not
+measured by mistake. `triton` takes Triton if it supports the call, otherwise torch. `torch` takes
+torch for all calls. When the CUDA kernels cannot be built or run, `auto` logs one line with the
+cause and the remedy, and uses Triton from then on.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
 MIN_LOG_DECAY = -110.0
-"""Lower log decays are raised to this for the kernels: its exp is 0, and sums stay finite."""
+"""The kernels receive lower log decays as this one: exp of it is 0 in fp32, its sums are finite."""
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; torch computes wider heads."""
 
 
 def has_kernels(q: torch.Tensor) -> bool:
-    """Return whether Triton, and maybe CUDA C++, supports a call with this q; otherwise torch."""
+    """Return whether Triton's kernels support a call with this q; otherwise only torch does."""
     return q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
 
 
@@ -103,7 +103,7 @@ def scan_forward(
         output_final_state: whether to return the state after each sequence.
         backend: the value of QUASAR_BACKEND.
         training: whether a backward pass follows. Its kernels are then compiled, too.
-        every: the tokens after which a segment must end, a multiple of 128; None for any.
+        every: n, a multiple of 128, if a segment must end after every n tokens; otherwise None.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call,
@@ -124,7 +124,8 @@ def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
     q, k, v, (steps, per_token), initial, cu_seqlens, scale, g = inputs
     # the kernels take any batch, token and head stride, so slices of a wider tensor need no copy
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 or {k.dtype, v.dtype} != {q.dtype}:
-        q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
+        rows = [x.to(q.dtype) for x in (q, k, v)]
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in rows)
     if steps.dtype != torch.float32 or not steps.is_contiguous():
         steps = steps.float().contiguous()
     initial = None if initial is None else initial.float().contiguous()
@@ -173,10 +174,6 @@ def scan_backward(
     return gradients
 
 
-def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def cuda_program(inputs: ScanInputs, backend: switches.Backend) -> LoadedProgram | None:
     """Return the program of a call's forward pass, or None if the CUDA kernels are not used.
 
@@ -198,7 +195,7 @@ def prepare_training(
     Args:
         x: a tensor on the operator's device, in its dtype.
         heads, width: of the operator's v.
-        options: the operator's, of `cuda_scan.step_options`.
+        options: from `cuda_scan.step_options`.
         training: False for the forward pass only.
     """
     supported = x.is_cuda and x.dtype in DTYPES and width in cuda_scan.HEAD_DIMS
@@ -211,7 +208,7 @@ def prepare_training(
 
 
 def cuda_gradient_program(inputs: ScanInputs) -> LoadedProgram | None:
-    """Return the program of the backward pass after `cuda_scan.forward`, or None if it has none."""
+    """Return the CUDA program of the pass after `cuda_scan.forward`, or None for Triton."""
     if not cuda_scan_bwd.is_for(inputs.q.device.index, inputs.q.shape[-1]):
         return None
     options = cuda_scan.step_options(inputs) if inputs.steps.per_token else ()

@@ -1,4 +1,4 @@
-"""`run_chunks` with the states after every n tokens, from which a call can continue a prefix."""
+"""`run_chunks` with the states after every n tokens, from which later calls can continue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fla.ops.quasar.segments import host_bounds
 from fla.ops.quasar.switches import requested_backend
 
 IN_ONE_PASS = 128
-"""The kernels' segments can end every n tokens if n is a multiple of this; tile_of's largest."""
+"""Segments can end after every n tokens if n is a multiple of this, the kernels' largest tile."""
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""o, the final state, and the checkpoints `[B, T // n, H, K, V]`, packed `[1, sum, H, K, V]`."""
+"""o, the final state, and the checkpoints `[B, T // n, H, K, V]` (packed: `[1, their sum, ..]`)."""
 
 
 def check_every(every: object, cp_context: Any) -> None:
@@ -74,7 +74,7 @@ def _run(x: ScanInputs) -> Any:
 
 
 def _by_parts(x: ScanInputs, every: int) -> Results:
-    """Process `every` tokens by each call, differentiably; sequences are not packed."""
+    """Process `every` tokens per call, differentiably, of sequences that are not packed."""
     state: Any = x.initial_state
     outputs, found = [], []
     for q, k, v, beta, g in split_tokens((*x[:3], x.steps.values, x.g), every):
@@ -100,7 +100,7 @@ def _of_segments(scan: Scan, every: int, bounds: list[int]) -> Results:
         count = (stop - start) // every
         rows += [first + (i + 1) * every // length - 1 for i in range(count)]
         if count * every == stop - start > 0:
-            ends[len(rows) - 1] = n  # no segment has stored this state
+            ends[len(rows) - 1] = n  # `states` lacks those after a sequence's last segment
         first += max(1, -(-(stop - start) // length))
     found = final.new_empty(len(rows), *final.shape[1:])
     if states is not None:

@@ -90,7 +90,7 @@ _known: set[Any] = set()  # kinds of calls whose kernels are being compiled, or 
 def _prepared(
     how: Preparation, inputs: Sequence[Any], training: bool = False
 ) -> tuple[ScanInputs, tuple[Any, ...]]:
-    """Return the operator's inputs, and the tensors that only the gradients of `how` need.
+    """Return the operator's inputs, and the tensors that only the preparation's gradients need.
 
     The first call of a kind starts to compile all kernels in parallel.
     """
@@ -138,16 +138,16 @@ def chunk_quasar(
             `cu_seqlens`); None is zero.
         output_final_state: whether to return the state after each sequence.
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), which
-            may be empty. Values on a GPU are read once for each version of the tensor, which
-            `dist.broadcast` and other collectives do not increase: pass a new tensor after these.
+            may be empty. Values on a GPU are read once for each version of the tensor. Collectives
+            such as `dist.broadcast` write without a new version: pass a new tensor after them.
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
         cp_context: from `parallel.context.build_cp_context` or fla's function of that name. The
-            tensors are then this rank's slice of packed sequences, whose bounds replace cu_seqlens,
-            and the states those of the slice's sequences (`parallel.chunks.run_parallel`).
+            tensors are then this rank's slice of packed sequences, and the context's bounds replace
+            cu_seqlens. States are those of the slice's sequences (`parallel.chunks.run_parallel`).
         checkpoint_every: n, to return also the states after every n tokens of each sequence. On a
             GPU, this takes one pass if n is a multiple of 128 and autograd does not record the
-            call; otherwise each n tokens are a call.
+            call; otherwise one pass for every n tokens.
 
     Returns:
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64 for fp64
@@ -194,15 +194,15 @@ def run_chunks(
     cp_context: Any = None,
     how: Preparation = UNCHANGED,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute `chunk_quasar`, also with the caller's step sizes and decays, by the chosen backend.
+    """Compute `chunk_quasar`, optionally with the caller's step sizes and decays.
 
-    The arguments are those of `chunk_quasar`, which are not checked, and:
+    The arguments are those of `chunk_quasar` (they are not checked), except:
 
     Args:
         q, k: with step sizes they may have fewer heads than v; adjacent heads of v then share one.
             H is the number of heads of v.
-        beta: `[H]`, or the step sizes, `[B, T, H]`, not negative; then no step size times |k|^2
-            should exceed 2, beyond which the state grows.
+        beta: `[H]`, or step sizes `[B, T, H]`, not negative. Where a step size times |k|^2 exceeds
+            2, the state grows.
         g: log decays `[B, T, H]`, not positive, of the state before each token, or None.
         how: what is computed from q, k and beta first.
     """

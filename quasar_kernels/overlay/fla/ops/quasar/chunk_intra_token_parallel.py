@@ -1,8 +1,8 @@
-"""The part of the chunk form that needs no state, for all chunks at once.
+"""The part of the chunk form that needs no state: B = (I + strict_tril(a K K^T))^-1 a.
 
-That part is B = (I + strict_tril(a K K^T))^-1 a. It depends on no other chunk, so the kernel
-computes it in batches of small matrices before both passes of the segmented scan. This shortens the
-passes' chain of dependent products, which limits the speed for short sequences and small batches.
+A chunk's B depends on no other chunk, so the kernel computes all of them in batches of small
+matrices before both passes of the segmented scan. This shortens the passes' chain of dependent
+products, which limits the speed for short sequences and small batches.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ from fla.ops.quasar.operator_types import StepSizes
 from fla.ops.quasar.segments import host_bounds
 
 CHANNEL_CHUNK = 16
-"""Most tokens of a chunk with decays per channel.
+"""Maximum number of tokens of a chunk with decays per channel.
 
-The decays between its tokens take this many times the memory of k.
+The decays between the tokens of a chunk take this many times the memory of k.
 """
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
@@ -214,7 +214,7 @@ def _block(
     unknown = torch_private.transforms_active() or torch_private.fake_mode()
     if fresh.is_cuda or (not unknown and fresh.sum().isfinite()):
         o = o + torch.tril(scores) @ fresh
-    else:  # the product's zeros would carry NaN and inf to earlier tokens
+    else:  # in a product, zero times NaN or inf would reach earlier tokens
         is_finite = torch.isfinite(fresh)
         o = o + torch.tril(scores) @ torch.where(is_finite, fresh, 0)
         o = o + torch.where(is_finite, 0, fresh).cumsum(-2)

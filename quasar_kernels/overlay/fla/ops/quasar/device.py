@@ -38,8 +38,8 @@ def on_its_device(function: Function) -> Function:
 def is_recorded(*tensors: torch.Tensor | None) -> bool:
     """Return whether autograd records a call with these tensors.
 
-    On a GPU this includes derivatives in forward mode, for which an autograd function raises an
-    error. Kernels that are launched without one would return results without derivatives.
+    On a GPU, calls in forward mode count, too: autograd functions raise an error for them, while
+    kernels launched outside of one would return results without derivatives.
     """
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return True
@@ -50,8 +50,8 @@ def is_recorded(*tensors: torch.Tensor | None) -> bool:
 def once_differentiable(backward: Function) -> Function:
     """Make second derivatives through a backward pass raise an error.
 
-    torch's decorator of this name does so only if an incoming gradient needs a gradient. For a sum,
-    it does not: then a penalty of the gradient would be ignored without an error.
+    torch's decorator of this name does so only if an incoming gradient requires a gradient. That of
+    a sum does not, so a gradient penalty would be ignored without an error.
     """
     run = function.once_differentiable(backward)
 

@@ -1,4 +1,4 @@
-"""Inverse of unit lower triangular matrices by block forward substitution, with real gradients.
+"""Inverse of unit lower triangular matrices by block forward substitution, with its gradient.
 
 The inverses of adjacent diagonal blocks are joined in pairs. Unlike a Neumann series, whose powers
 of L - I grow without bound for correlated keys, the recursion is stable.

@@ -333,12 +333,12 @@ def fused_recurrent_quasar(
     """Apply QuasarAttention (arXiv 2512.12602) token by token; same results as `chunk_quasar`.
 
     It is meant for decoding (T = 1 with a state) and short sequences, because the T steps are
-    sequential. The arguments are those of `chunk_quasar`, except `cp_context`, and:
+    sequential. The arguments are those of `chunk_quasar`, without `cp_context` and
+    `checkpoint_every`, and:
 
     Args:
-        inplace_state: whether to return the final state, even without `output_final_state`, and,
-            unless autograd records the call, to write it over `initial_state`, so that only o is
-            allocated.
+        inplace_state: whether to return the final state, even without `output_final_state`. Unless
+            autograd records the call, it overwrites `initial_state`, so that only o is allocated.
 
     Raises:
         ValueError: as `chunk_quasar`, but on a GPU the values of the bounds are not checked; or
@@ -364,9 +364,9 @@ def run_recurrent(
     inplace_state=False,
     g=None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute `fused_recurrent_quasar`, also with the caller's step sizes and decays.
+    """Compute `fused_recurrent_quasar`, optionally with the caller's step sizes and decays.
 
-    The arguments are those of `fused_recurrent_quasar`, and:
+    The arguments are those of `fused_recurrent_quasar`, except:
 
     Args:
         q, k: `[B, T, H, S]`; v may have a multiple of H heads, of which adjacent ones share a key.

@@ -77,12 +77,12 @@ def quasar_gate_bwd_kernel(lam, beta, dalpha, dlam, dbeta, N, H: tl.constexpr, B
 
 
 def divisible(step: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return step sizes as divisors of a gradient: at least 2^-26, except in fp16.
+    """Return step sizes by which the backward pass can divide: at least 2^-26, except in fp16.
 
-    The gradient of a step size follows from the step's effect. A step of 2^-26 changes no state in
-    fp32, and bf16 and fp32 can represent its effect. fp16 cannot: there the gradient of a zero step
-    size is zero. Smaller steps would lose digits, because the root of a step size is a factor of
-    inverses that the CUDA kernels keep in fp16.
+    The gradient of a step size a is a multiple of V' / a, so a must not be zero. A step of 2^-26
+    changes no fp32 state, and its V' can be represented in bf16 and fp32. Smaller steps would lose
+    digits, because the CUDA kernels' fp16 inverses contain the root of a. fp16 cannot represent
+    such a V': there the gradient of a zero step is zero.
     """
     return step if dtype == torch.float16 else step.clamp(min=2.0**-26)
 

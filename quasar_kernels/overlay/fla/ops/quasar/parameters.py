@@ -1,4 +1,4 @@
-"""Parameters of modules: values that survive a meta device, and marks that survive copies."""
+"""Parameters of modules: marks that survive copies, and assignment to sharded parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit q and k, and step sizes by a sigmoid: one Triton launch before the operator, one after.
+"""Unit q and k, and step sizes by a sigmoid, in one Triton launch for each pass.
 
     unit(x) = x / sqrt(|x|^2 + 1e-6)        step = factor sigmoid(beta)
 
@@ -260,7 +260,7 @@ def tile(S: int) -> tuple[int, int]:
 def compile_preparation(
     how: Preparation, q: torch.Tensor, k: torch.Tensor, beta: torch.Tensor, training: bool
 ) -> None:
-    """Start to compile the kernels of calls like this one, with `training` of both passes."""
+    """Start to compile the kernels of calls like this one; with `training`, of both passes."""
     key = how, training, q.shape[2:], q.dtype, k.dtype, beta.dtype
     compile_ahead(key, _passes, how, q, k, beta, training)
 
@@ -279,11 +279,11 @@ def _programs(how: Preparation, N: int, M: int, rows: int) -> int:
 
 
 class PreparationFunction(torch.autograd.Function):
-    """The kernels as a node, for operators that do not contain them."""
+    """The kernels as a node of autograd, for operators whose own node does not launch them."""
 
     @staticmethod
     def forward(ctx: Any, how: Preparation, q: Any, k: Any, beta: Any) -> tuple[torch.Tensor, ...]:
-        """Compute the arguments of `prepare`."""
+        """Compute `prepare`."""
         prepared = launch_preparation(how, q, k, beta)
         ctx.how = how
         ctx.save_for_backward(*prepared[:2], *prepared[3:])

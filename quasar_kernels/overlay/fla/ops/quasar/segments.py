@@ -11,10 +11,10 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 WHOLE_WARPS = 2.8
-"""Least warps of a pass over whole sequences, per multiprocessor, for which they are not cut."""
+"""Sequences are not cut if a pass over them has at least this many warps per multiprocessor."""
 WHOLE_TOKENS = 24_576
-"""Longest sequence for which that is enough. Longer ones need twice as many warps, because the maps
-of long segments are computed only as far as their heads remember."""
+"""Longer sequences need twice as many warps, because cutting them costs less: the maps of long
+segments are computed only as far as their heads remember."""
 
 _known_bounds = WeakIdKeyDictionary()  # from a tensor to its version and its values
 
@@ -60,7 +60,7 @@ def stay_whole(longest: int, tokens: int, warps: int, multiprocessors: int) -> b
 
 
 def dividing(every: int, length: int, tile: int) -> int:
-    """Return `length`, or the longest shorter one of which `every` is a multiple.
+    """Return the longest segment of at most `length` tokens that divides `every`.
 
     Args:
         every: tokens between checkpoints, a multiple of `tile`.
@@ -88,9 +88,9 @@ def packed_table(
 ) -> PackedTable:
     """Cut sequences into segments of `length` tokens; `bounds` has N + 1 numbers.
 
-    With `longest_first`, sequences of which none is cut are sorted, so that no long one starts last
-    and keeps the GPU waiting; `first` then has no meaning. Calls with equal arguments share one
-    table, which must not be changed.
+    With `longest_first`, if no sequence is cut, they are sorted by length, so that the GPU does not
+    wait for a long one that starts last; `first` is then not valid. Calls with equal arguments
+    share one table, which must not be changed.
     """
     return _packed_table(tuple(bounds), length, device, longest_first)
 
@@ -126,7 +126,7 @@ class Segments(NamedTuple):
     longest: int  # tokens of the longest segment
 
     def are_even(self, tokens: int, tile: int) -> bool:
-        """Return whether most tiles are full if each segment has as many as the longest one.
+        """Return whether at least a quarter of a grid with the longest segment's tiles has work.
 
         Args:
             tokens: of all sequences.

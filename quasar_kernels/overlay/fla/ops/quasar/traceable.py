@@ -43,7 +43,7 @@ def traceable(
         more: arguments in the function's `**kwargs`, with types and defaults of a schema.
         dtype_of: the argument with the output's dtype.
         in_cuda_graphs: False if the function reads values on the GPU, such as bounds, so that
-            mode="reduce-overhead" must not record it. The gradients may always do so.
+            mode="reduce-overhead" must not record it. It never records the gradients.
     """
 
     def decorate(function: Function) -> Function:

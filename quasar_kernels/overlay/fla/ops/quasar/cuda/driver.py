@@ -110,7 +110,7 @@ def load_kernels(parts: Sequence[bytes], names: Iterable[str], device: int) -> d
 def part_with(name: str, parts: Sequence[bytes]) -> int:
     """Return the index of the part whose code names a kernel; 0 if none does.
 
-    Asking the driver instead would fail for the other parts, which compute-sanitizer reports.
+    The driver would return an error for each other part, and compute-sanitizer reports errors.
     """
     whole = re.compile(rb"\b%s\b" % name.encode())
     return next((n for n, code in enumerate(parts) if whole.search(code)), 0)
@@ -187,7 +187,7 @@ def _encoder() -> Any:
 def _arrays(
     sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> tuple[ctypes.Array[Any], ...]:
-    """Return a description's arrays, which the driver only reads: tensors of a size share them."""
+    """Return the arrays of a description; the driver only reads them, so equal sizes share them."""
     rank = len(sizes)
     # the stride of a dimension of size 1 is never used and may be any valid value
     outer = zip(sizes[1:], strides, strict=True)

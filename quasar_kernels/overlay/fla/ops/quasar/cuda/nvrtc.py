@@ -56,7 +56,7 @@ def remedy_for(text: str) -> str:
 
 
 def _library_paths() -> Iterator[str]:
-    # first torch's major version of CUDA; of each version torch's folder, the wheels, the system
+    # torch's major version of CUDA first; for each version torch's folder, the wheels, the system
     chosen = switches.nvrtc_library()
     if chosen is not None:
         yield chosen

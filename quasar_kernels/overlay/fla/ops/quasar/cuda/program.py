@@ -204,7 +204,7 @@ def serializer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
 
 def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     """Return the tensors' addresses, 0 for None."""
-    found = []  # is built faster than a generator's elements
+    found = []  # faster than a generator
     for x in tensors:
         found.append(0 if x is None else x.data_ptr())
     return tuple(found)

@@ -1,7 +1,7 @@
 """The adaptive layer's forward pass on a GPU: products and kernels.
 
-The stages are the layer's; operator_inputs.py computes what differs between them. One product has
-the projections of q, k, v, the gate (`narrow`) and the step sizes.
+The stages are those of the first layer (forward.py); operator_inputs.py computes what differs. One
+product computes the projections to q, k, v, the gate (`narrow`) and the step sizes.
 
 q, k and v and the operator are fp16 in calls with bf16 products, too: q and k have length 1, and
 fp16 has eight times the precision at the same speed. Rounded to bf16, they would cause half of the
@@ -33,8 +33,8 @@ from fla.ops.quasar.layer.products import unrounded
 from fla.ops.quasar.operator_types import Saved, ScanInputs, StepSizes
 
 MAX_ELEMENTS = 1 << 25
-"""Largest input of a replayed call: 16,384 tokens of 1,536 channels take 0.9 ms on an H200, and
-launching them almost as long."""
+"""Largest input of a replayed call. 16,384 tokens of 1,536 channels take 0.9 ms on an H200, and
+their launches almost as long."""
 
 
 class AdaptiveResults(NamedTuple):
@@ -107,7 +107,7 @@ def _project(
     save: bool,
     into: AdaptiveResults | None,
 ) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the products of q, k and v, these side by side, `narrow`, and the logits.
+    """Return the `products`, `qkv`, `narrow` and `logits` of `AdaptiveResults`.
 
     Unless `save`, the products may be None.
     """
@@ -162,8 +162,7 @@ def adaptive_forward(
         maps: likewise for G and the states of `Saved`.
 
     Raises:
-        CudaUnavailableError: a launch was refused, and QUASAR_BACKEND is `cuda`, or there is
-            `into`.
+        CudaUnavailableError: a launch failed, and QUASAR_BACKEND is `cuda` or `into` is given.
     """
     R, H, S = rows.shape[0], call.heads, call.head_dim
     product, *last_weights = cast_weights(weights, call.dtype, into)
@@ -196,7 +195,7 @@ def adaptive_forward(
 def gated_output(
     call: Call, shape: Sequence[int], results: AdaptiveResults, norm: torch.Tensor
 ) -> torch.Tensor:
-    """Return the operator's output `[B, T, H S]` after the norm, with this weight, and the gate."""
+    """Return the operator's output after the norm (with weight `norm`) and gate, `[B, T, H S]`."""
     o = results.o.view(-1, call.heads, call.head_dim)
     gate = results.narrow, results.gate_up, results.gate_bias
     return gate_and_norm(o, *gate, norm, call.eps).view(*shape[:2], -1)
@@ -216,7 +215,7 @@ def _compute_forward(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tens
 
 
 def _finish_forward(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> torch.Tensor:
-    """Return the layer's output. In the graph, it would have to be copied."""
+    """Return the layer's output; as a result of the graph, it would have to be copied."""
     return F.linear(*rest)
 
 

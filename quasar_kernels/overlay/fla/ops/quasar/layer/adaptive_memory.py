@@ -1,8 +1,8 @@
 """The memory of what a training step of the adaptive layer saves: one allocation for all results.
 
-A CUDA graph writes to the addresses that it was captured with. Saved results must outlive the next
-replay, so the caller allocates their memory, in which the graph writes them. In a training, torch's
-allocator returns the same address in each step.
+A CUDA graph writes to the addresses that it was captured with. Saved results must outlive its next
+replay, so they are not in the graph's own memory: the caller allocates memory, to which the graph
+writes them. In training, torch's allocator returns the same address in each step.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _ALIGNMENT = 256  # bytes, as of torch's own allocations
 
 
 class _Place(NamedTuple):
-    """Where a tensor stands in the memory."""
+    """A tensor's place in the memory, from byte `start` to `stop`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    start: int  # bytes
+    start: int
     stop: int
 
 
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 def _layout(
     H: int, S: int, dtype: torch.dtype, R: int, hidden: int, columns: int
 ) -> tuple[AdaptiveResults, int]:
-    """Return the places of the results, and the bytes of all."""
+    """Return the places of the results, and the size of the memory in bytes."""
     half, fp32, width = OPERATOR_DTYPE, torch.float32, H * S
     kinds: Any = AdaptiveResults(
         rows=((R, hidden), dtype),
@@ -83,12 +83,8 @@ def _view(memory: torch.Tensor, place: Any) -> torch.Tensor:
     return memory[place.start : place.stop].view(place.dtype).view(place.shape)
 
 
-def _new(x: torch.Tensor, size: int) -> torch.Tensor:
-    return x.new_empty(size, dtype=torch.uint8)
-
-
 def _allocate_maps(call: Call, memory: torch.Tensor, cut: Segments) -> torch.Tensor | None:
-    """Return memory for G and the states of the operator (`Saved`), or None if it has none."""
+    """Return memory for G and the states of `Saved`, or None if no sequence is cut."""
     if cut.total == cut.sequences:
         return None
     S = call.head_dim
@@ -103,15 +99,15 @@ def run_saving(
     weights: AdaptiveWeights,
 ) -> tuple[torch.Tensor, Any, Tensors]:
     """Return y, the operator's segments, and what the backward pass needs."""
-    # the projection first: at the first call it compiles while the operator's program does so, too
+    # the projection first: it compiles while the operator's program compiles in the background
     path = paths.choose_products(call, x, weights.layer, wide.FP16_RESULTS)
     program = None if path.program is None else _scan_program(call, x)
     if program is not None:
         places, size = _layout_of(call, x.shape, weights)
-        memory = _new(x, size)
+        memory = x.new_empty(size, dtype=torch.uint8)
         _view(memory, places.rows).copy_(x.flatten(0, 1))
         heads = (*x.shape[:2], call.heads, call.head_dim)
-        cut = cuda_scan.cut_shape(program, heads, x.device, call.cu_seqlens)
+        cut = cuda_scan.cut_segments(program, heads, x.device, call.cu_seqlens)
         maps = _allocate_maps(call, memory, cut)
         settings = call, tuple(x.shape), cut
         tensors = (memory, maps, *(rotation or (None, None)), *weights.tensors())
@@ -164,8 +160,8 @@ def _finish_saving(settings: Any, inputs: Inputs, tensors: Tensors, rest: Tensor
 
 SAVING = Operation(_compute_saving, _finish_saving, lambda *_: [])
 """The forward pass that saves its results. The settings are (call, x's shape, segments); the
-tensors are the memory, in which the rows stand, that of the maps, the rotation's tables, and the
-weights."""
+tensors are the memory, which already holds the rows, the maps' memory, the rotation's tables, and
+the weights."""
 
 
 def _results_in(
@@ -178,7 +174,7 @@ def _results_in(
 def saved_results(
     call: Call, shape: Sequence[int], weights: AdaptiveWeights, saved: Sequence[Any]
 ) -> tuple[AdaptiveResults, Sequence[Any]]:
-    """Return the results, and G and the states, from those of `run_saving`."""
+    """Return the results, and G and the states, from what `run_saving` returned last."""
     if len(saved) > 2:
         return AdaptiveResults(*saved[:-2]), saved[-2:]
     memory, maps = saved
@@ -188,7 +184,7 @@ def saved_results(
 def saved_factors(
     call: Call, shape: Sequence[int], weights: AdaptiveWeights, saved: Sequence[Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the product's weights and the rows from those of `run_saving`."""
+    """Return the product's weights and the rows, from what `run_saving` returned last."""
     if len(saved) > 2:
         results = AdaptiveResults(*saved[:-2])
         return results.product, results.rows

@@ -80,7 +80,7 @@ def _convolve(
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...] | None]:
     """Return silu of the convolved q, k and v, and the convolutions' states, if there are any.
 
-    Convolutions with something attached are called, others are computed at once.
+    Unchanged convolutions are computed at once; if one was changed, the modules are called.
     """
     names = [f"{name}_conv1d" for name in _PROJECTIONS]
     modules = [getattr(layer, name) for name in names]

@@ -1,7 +1,7 @@
 """The adaptive layer as one node of autograd: its gradients by products and kernels.
 
-The operator's gradients are fp16, as its inputs are (adaptive.py). They are multiplied by a power
-of two that brings them into fp16's range (`gradient_scale`), until the convolution's gradient.
+The operator's gradients are fp16, as its inputs are (adaptive.py). A power of two brings them into
+fp16's range (`gradient_scale`); the convolution's gradient removes it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from fla.ops.quasar.segments import Segments
 _WEIGHTS = len(Weights._fields) + 2
 SHORT = 1 << 22
 """Largest input of a call whose graphs compute the forward pass twice: 2,730 tokens of 1,536
-channels. Longer calls save their results, for which graphs have no memory of their own."""
+channels. Longer calls save their results (adaptive_memory.py)."""
 MAX_WORK = 1 << 36
-"""Largest tokens times channels squared of a replayed backward pass with saved results: those of
+"""A backward pass with saved results is replayed up to this many tokens times channels squared.
 16,384 tokens of 1,536 channels are half as many, and take 1.7 ms on an H200."""
 
 
 def is_short(call: Call, x: torch.Tensor) -> bool:
-    """Return whether both passes may be graphs that share nothing."""
+    """Return whether the backward pass repeats the forward pass, so that graphs share nothing."""
     return call.cu_seqlens is None and x.numel() <= SHORT
 
 
 def saves_results(call: Call, x: torch.Tensor) -> bool:
     """Return whether a call saves its intermediate results for its backward pass.
 
-    It does unless it is `is_short` or they need more than QUASAR_KEEP_MIB.
+    It does if it is not short and the results need at most QUASAR_KEEP_MIB.
     """
     if is_short(call, x):
         return False
@@ -148,7 +148,7 @@ def _compute_backward(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[
     outputs = [
         d.to(w.dtype) if d is not None and w is not None and use else None for d, w, use in present
     ]
-    # a graph returns only what it computed, and saved results were computed before it
+    # saved results are not in the graph's memory: `_finish_backward` reads them from the tensors
     return outputs, (d_products, results.product, results.rows) if inputs else (d_products,)
 
 
@@ -196,7 +196,7 @@ def _gradients(
     saved: Saved,
     dy: torch.Tensor,
 ) -> tuple[AdaptiveWeights, torch.Tensor]:
-    """Return the weights' gradients in fp32, None for the first product's, and that product's."""
+    """Return the weights' fp32 gradients but the first product's, and that product's gradient."""
     B, T, D = shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     layer, channels = weights.layer, 3 * H * S

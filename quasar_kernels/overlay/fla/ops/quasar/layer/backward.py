@@ -73,11 +73,11 @@ def layer_gradients(
     del do, saved
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
     if products is None and is_short(call, x):
-        # never saved, so they may be rounded to 16 bits; of the size of q, k and v, now free
+        # never saved, so 16 bits suffice; they fit into the memory of q, k and v, which is now free
         products = F.linear(rows, projections[:channels])
     elif products is None:  # bit for bit those that the forward pass can save
         products = _compute_products(call, x, weights, rows, projections)
-    # after the products, whose kernel needs as much memory for results that are not used
+    # allocated after the products: their kernel needs as much memory for results that are not used
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     d_taps, d_shift = launch_conv_silu_grad(

@@ -125,7 +125,7 @@ def halo_tokens_kernel(
     BD: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Write q, k and v of up to three tokens after up to three others; grid: (3 C / BC,).
+    """Write q, k and v of up to three tokens after up to three of the halo; grid: (3 C / BC,).
 
     x `[halo + tokens, D]`, the weights `[C, D]` and their taps `[C, 4]` are contiguous. Rows of q,
     k and v `[tokens, C]` are `stride` elements apart.

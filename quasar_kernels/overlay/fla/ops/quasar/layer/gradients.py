@@ -34,8 +34,8 @@ def sigmoid(x):
 def gradient_scale(largest):
     """Return the power of two that brings `largest` to between 1 and 2, and its inverse.
 
-    Gradients times this power keep their digits in fp16: 14 binary orders below the largest, and
-    15 above it are left for sums. The power is finite for any number.
+    Gradients times this power keep their digits in fp16 down to 2^-14 of the largest one, and sums
+    may be 2^15 times as large as it. The power is finite for any number.
     """
     bits = tl.load(largest).to(tl.float32).to(tl.int32, bitcast=True)
     exponent = tl.minimum(tl.maximum(bits >> 23 & 0xFF, 3), 251)
@@ -72,7 +72,7 @@ def load_taps(weight, bias, cols, inside, BC: tl.constexpr, HAS_BIAS: tl.constex
 
 @triton.jit
 def _conv_row_grad(x0, x1, x2, x3, dy, unscale, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
-    # return the gradient of the row's convolution before silu, and the rows before it, as conv_row
+    # return the gradient of the row's convolution before silu, and x1, x2 and x3 as conv_row does
     y, x1, x2, x3 = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
     gate = sigmoid(y)
     return dy.to(tl.float32) * unscale * gate * (1.0 + y * (1.0 - gate)), x1, x2, x3
@@ -118,9 +118,9 @@ def conv_silu_grad_kernel(
     are `[B * T, C]`, B sequences of T rows, with row strides stride_x and stride_dx. With PACKED,
     the T rows contain several sequences, and `position` `[T]` holds each row's place in its
     sequence. Each program writes the sums over its rows, fp32 `[5, C]`: the gradients of the four
-    taps and of the bias. Unless `largest` is None, dy has been multiplied by `gradient_scale` of
-    it, and the results are not. The kernel computes the convolution again. A row's gradient is
-    complete three rows later, so a program processes ROWS + 4 rows; ROWS is a multiple of 4.
+    taps and of the bias. Unless `largest` is None, dy contains the factor `gradient_scale` of it;
+    the results do not. The kernel computes the convolution again. A row's gradient is complete
+    three rows later, so a program processes ROWS + 4 rows; ROWS is a multiple of 4.
     Grid: (B * ceil(T / ROWS), C / N * ceil(N / BC)).
     """
     blocks = tl.cdiv(T, ROWS)
@@ -268,7 +268,7 @@ def gated_rmsnorm_grad_kernel(
         b_x *= scale
         b_g = sigmoid(b_g)
         b_dy *= b_g
-        part = b_dy * b_x  # of y's gradient, without the weight
+        part = b_dy * b_x  # the weight's gradient, from this row
         d_weight += part
         part *= b_w
         b_dg = part * (1.0 - b_g)
@@ -293,7 +293,7 @@ _gated_rmsnorm_grad = Launcher(gated_rmsnorm_grad_kernel)
 
 
 def sequences(position: torch.Tensor | int | None, rows: int) -> tuple[int, torch.Tensor | None]:
-    """Return the rows of a sequence, and each row's place in it for packed sequences, else None."""
+    """Return the rows per sequence, and the `[R]` places of rows in packed sequences, else None."""
     if isinstance(position, int):
         return position, None
     return rows, position
@@ -319,7 +319,7 @@ def launch_conv_silu_grad(
         dys: one to three tensors `[R, N]` contiguous; concatenated they are the gradient `[R, C]`
             of the convolution's result.
         dx: `[R, C]`, last stride 1, of any dtype.
-        largest: a number, if `dys` have been multiplied by `gradient_scale` of it.
+        largest: a number, if `dys` contain the factor `gradient_scale` of it.
 
     Returns:
         The gradients of the taps `[C, 4]` and of the bias `[C]`, fp32.

@@ -235,7 +235,7 @@ def _find_graph(
         graphs.move_to_end(key)
         return entry if isinstance(entry, _Graph) else None
     if entry is not _NOT_CAPTURABLE:
-        # a thread's first call is not captured: it creates library handles, which is forbidden then
+        # a thread's first call is not captured: it creates library handles, which a capture forbids
         graphs[key] = _Launched(thread, None if isinstance(entry, _Graph) else addresses)
         graphs.move_to_end(key)
         if len(graphs) > MAX_GRAPHS:

@@ -43,7 +43,7 @@ from fla.ops.quasar.layer.weight_tiles import (
 TILE = 64
 """Tokens of a consumer warpgroup's tile."""
 WEIGHT_TILE_ROWS = 128
-"""Outputs are a multiple of this many channels."""
+"""Channels of a weight tile; the output's channels are a multiple of it."""
 
 _address = torch.Tensor.data_ptr
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's, so blocks overlap

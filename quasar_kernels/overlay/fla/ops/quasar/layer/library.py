@@ -85,7 +85,8 @@ def output(
     *gate_weights, norm_weight, out_weight = p.output_weights
     normed = gated(o, p.narrow, gate_weights, norm_weight, call.eps)
     width = call.heads * call.head_dim
-    return F.linear(normed.view(*shape[:-1], width), out_weight)  # of this shape it is no view
+    # y itself must not be a view, because callers may overwrite it
+    return F.linear(normed.view(*shape[:-1], width), out_weight)
 
 
 def multiply(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -151,8 +152,8 @@ def layer_with_states(
     B, T, D = x.shape
     H, S, dtype, conv = call.heads, call.head_dim, call.dtype, before.conv
     with torch_private.no_autocast():
-        # one cast and one product for q, k, v and `narrow`; rows are 2-D, so that
-        # the gate's product adds its bias
+        # one cast and one product for q, k, v and `narrow`; with 2-D rows, the gate's product adds
+        # its bias
         projections, *gate_weights, out_weight = concatenate_weights(weights, dtype)
         exact = multiply if weights.q_taps is not None and conv is None else F.linear
         products = exact(x.reshape(B * T, D).to(dtype), projections)
@@ -184,7 +185,10 @@ def operate(
     overwrite: bool,
     rank: RankSlice | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the operator's output `[B, T, H, S]` and its state; arguments as those above."""
+    """Return the operator's output `[B, T, H, S]` and its state.
+
+    `keep`, `overwrite` and `rank` are those of `layer_with_states`, `state` is the one before.
+    """
     beta = F.softplus(beta_log if call.dtype == torch.float64 else beta_log.float())
     if rank is not None:
         o, rank.final = chunk_quasar(

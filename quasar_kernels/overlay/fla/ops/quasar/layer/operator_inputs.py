@@ -4,8 +4,8 @@
     s = sigmoid(logits)    d = exp(-exp(A_log) softplus(s + dt_bias))
     step = mean over channels of (1 - d) / (clamp(|k|^2, 0.1, 10) + 1e-6)
 
-Source: the public QuasarAttention layer of spring 2026. There, |k|^2 is that of the unit k, so it
-is a constant for the gradients; it is 0 only for keys of zeros, which change no state.
+Source: the public QuasarAttention layer of spring 2026. There, |k|^2 is that of the unit k, so the
+gradients treat it as a constant. It is 0 only for keys of zeros, which change no state.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def operator_inputs_kernel(
 ):
     """Write unit q and k, step sizes and 1 / max(|x|, 1e-12) of BR tokens of one head.
 
-    q and k are `[N, H, S]` with tokens stride_x apart, logits `[N, H]` with tokens stride_l apart,
-    q_unit and k_unit like q with tokens stride_u apart, and may be q and k; A_log `[H]`, dt_bias
-    `[H, S]`, step `[N, H]` and lengths `[N, 2, H]`, both fp32, and cos and sin `[L, R]` contiguous.
-    R is 0 without a rotation.
+    q and k `[N, H, S]` have tokens stride_x apart, logits `[N, H]` stride_l apart, q_unit and
+    k_unit `[N, H, S]` stride_u apart. q_unit and k_unit may be q and k. A_log `[H]`, dt_bias
+    `[H, S]`, step `[N, H]` and lengths `[N, 2, H]` (both fp32), and cos and sin `[L, R]` are
+    contiguous. R is 0 without a rotation.
     Grid: (N / BR, H).
     """
     head = tl.program_id(1)
@@ -173,10 +173,10 @@ def operator_inputs_grad_kernel(
     """Write the gradients of q, k and logits, and the sums of those of A_log and dt_bias.
 
     The tensors are those of `operator_inputs_kernel`; dq and dk are contiguous, d_logits has tokens
-    stride_d apart. Unless `largest` is None, gradients of the unit q and k and of the step sizes
-    have been multiplied by `gradient_scale` of it, as dq and dk are. fp16 saturates. A program
-    processes TILES * BR tokens of one head, and writes its sums to `sums`, fp32
-    `[programs, H, S + 1]`: the gradient of dt_bias, then that of A_log.
+    stride_d apart. Unless `largest` is None, dq_unit, dk_unit, d_step, dq and dk contain the factor
+    `gradient_scale` of it. fp16 saturates. A program processes TILES * BR tokens of one head, and
+    writes its sums to `sums`, fp32 `[programs, H, S + 1]`: the gradient of dt_bias, then that of
+    A_log.
     Grid: (programs, H).
     """
     head = tl.program_id(1)
@@ -242,7 +242,7 @@ def operator_inputs_grad_kernel(
 
         s = sigmoid(tl.load(logits + rows * stride_l + head, mask=is_row, other=0.0).to(tl.float32))
         b_k = tl.load(k_unit + at_unit, mask=mask, other=0.0).to(tl.float32)
-        # of the unit k before its rounding: 1, or 0 for a key of zeros
+        # |k|^2 is 1 for the unit k before its rounding, or 0 for a key of zeros
         square = tl.where(tl.sum(b_k * b_k, axis=1) > 0.5, 1.0 + 1e-6, 0.1 + 1e-6)
         d_mean = tl.load(d_step + rows * H + head, mask=is_row, other=0.0).to(tl.float32)
         d_mean = d_mean * unscale / (square * S)
@@ -267,8 +267,9 @@ _backward = Launcher(operator_inputs_grad_kernel)
 def _tile(S: int, elements: int = 2048) -> tuple[int, int]:
     """Return the padded head width and the tokens of a tile of `elements`.
 
-    The default is fastest for the forward kernel with heads of 128 on an H100. In the backward
-    kernel, half as many need 80 registers for each thread (128 with a rotation), not 168 (204).
+    The default is fastest for the forward kernel with heads of 128 on an H100. With half as many
+    elements, the backward kernel needs 80 registers per thread instead of 168, with a rotation 128
+    instead of 204.
     """
     block = padded(S, 16)
     return block, max(4, elements // block)
@@ -341,15 +342,15 @@ def launch_operator_inputs_grad(
     """Launch the backward kernel; it writes d_logits `[N, H]`, last stride 1.
 
     Args:
-        q_unit, k_unit, lengths: results of the forward kernel, or of its rounding to 16 bits.
+        q_unit, k_unit, lengths: results of the forward kernel.
         logits, A_log, dt_bias, rotation: its arguments.
         dq_unit, dk_unit: gradients of the unit q and k, contiguous.
         d_step: gradient of the step sizes, `[N, H]` fp32 contiguous.
-        largest: a number, if the last three have been multiplied by `gradient_scale` of it.
+        largest: a number, if the last three contain the factor `gradient_scale` of it.
 
     Returns:
-        The gradients of q and k, `[N, H, S]` in their dtype and contiguous, multiplied as those of
-        the unit q and k are, and those of A_log `[H]` and of dt_bias `[H S]` in fp32.
+        The gradients of q and k, `[N, H, S]` in their dtype, contiguous, with the same factor; and
+        those of A_log `[H]` and of dt_bias `[H S]` in fp32.
     """
     N, H, S = q_unit.shape
     dq, dk = (torch.empty(N, H, S, dtype=q_unit.dtype, device=q_unit.device) for _ in range(2))
@@ -378,13 +379,13 @@ def _table(rotation: Rotation | None) -> tuple[Any, Any, int, int]:
 
 
 class OperatorInputsFunction(torch.autograd.Function):
-    """The kernels as a node; the gradients of q and k need the results and their lengths only."""
+    """The kernels as a node of autograd; it saves the unit q and k instead of q and k."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Any, k: Any, logits: Any, A_log: Any, dt_bias: Any, rotation: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute the arguments of `operator_inputs`."""
+        """Compute `operator_inputs`."""
         results = launch_operator_inputs(q, k, logits, A_log, dt_bias, rotation)
         q_unit, k_unit, step, lengths = results
         ctx.save_for_backward(q_unit, k_unit, lengths, logits, A_log, dt_bias)

@@ -30,7 +30,7 @@ from fla.ops.quasar.layer.weight_tiles import (
 )
 
 MIN_TOKENS = 1 << 9
-"""Minimum mean length of a call's sequences for the fused kernels (they are slower below, H200)."""
+"""Minimum mean length of a call's sequences for the fused kernels; below, an H200 is slower."""
 MIN_WIDE_TILES = 264
 """Minimum number of tiles for wide.py: two for each SM of an H200. On an H100 the forward pass with
 264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and 1,024

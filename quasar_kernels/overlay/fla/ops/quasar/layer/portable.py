@@ -46,7 +46,7 @@ CHANNELS = 64
 
 _GROUP = 128  # threads
 _PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of `narrow`
-_LOAD, _NORM = 2, 2  # times in products: of loading a tile; of a tile's gate and norms
+_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as so many products
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's first one
 
 

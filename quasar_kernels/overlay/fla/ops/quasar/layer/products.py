@@ -56,7 +56,7 @@ def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def over_tokens(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a^T b `[A, B]` in fp32, the sum over all tokens that is a weight's gradient.
+    """Return a^T b `[A, B]` in fp32: a weight's gradient, the sum over all tokens.
 
     The library splits the sum so that it fills the GPU: a 512 x 64 result of 65,536 tokens takes as
     long as reading a and b. Separate products for runs of tokens were never faster.

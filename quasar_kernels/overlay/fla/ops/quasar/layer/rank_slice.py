@@ -26,7 +26,7 @@ from fla.ops.quasar.switches import Backend
 
 
 class RankSlice:
-    """The exchanges of one call of the layer on a slice with the other ranks.
+    """The exchanges with other ranks in one call of the layer on this rank's slice.
 
     Args:
         context: from `build_cp_context`.
@@ -129,9 +129,10 @@ class RankSlice:
         weights: Weights,
         d_qkv: Sequence[torch.Tensor],
     ) -> None:
-        """Propagate the first tokens' gradients of `d_qkv` with the halo, and set them to zero.
+        """Compute the gradients through the second computation of the first tokens.
 
-        The other methods then add the results.
+        Sets these tokens' gradients in `d_qkv` to zero. `add_first_gradients`,
+        `add_halo_projections` and `exchange_halo_gradients` add the results.
 
         Args:
             x: `[1, T, hidden]`, the slice's inputs.

@@ -46,7 +46,7 @@ class QuasarCache:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"states": self.states}  # the users' addresses are not those of a copy's layers
+        return {"states": self.states}  # without `_users`, because a copy has other layers
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.states, self._users = state["states"], {}
@@ -264,7 +264,7 @@ def _are_overwritable(
     """Return whether a call in `dtype` can overwrite `state` and the convolution's states."""
     if state is None or (parts and parts[0].dtype != dtype):
         return False
-    if not all(x.is_contiguous() for x in (state, *(parts or ()))):  # repeated by a caller
+    if not all(x.is_contiguous() for x in (state, *(parts or ()))):  # `expand` shares elements
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()
 

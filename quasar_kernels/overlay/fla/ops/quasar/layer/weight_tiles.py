@@ -214,7 +214,7 @@ def launch_pack(program: LoadedProgram, arguments: bytes, largest: int) -> None:
 def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
     """Return the conversion of q's, k's and v's convolution weights, `[512, 1, 4]`, to `taps`.
 
-    Taps are half of the weights, because silu(x) = h + h tanh(h) with h = x / 2.
+    Taps are halved, because silu(x) = h + h tanh(h) with h = x / 2.
     """
     return [
         Vector(weight, to, factor=0.5, inner=TAPS, stride=3 * WIDTH)

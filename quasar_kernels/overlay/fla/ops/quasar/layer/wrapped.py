@@ -115,7 +115,7 @@ def plain_weights(layer: Any, decays: str = "beta_log") -> Weights | None:
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a module of these kinds computes what its kind does with its parameters."""
+    """Return whether a module has one of these types, plain weights, and no hooks or `forward`."""
     state = module.__dict__
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     return (

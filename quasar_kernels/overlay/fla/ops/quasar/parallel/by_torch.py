@@ -123,8 +123,8 @@ class TorchGradient:
         """Return the gradients.
 
         Args:
-            G: `[after - 1, H, K, K]`, the maps' factors of the later ranks that the last sequence
-                crosses. The rank where it ends is not included.
+            G: `[after - 1, H, K, K]`, of the later ranks that the last sequence fills, so without
+                the rank where it ends.
             offsets: `[ranks, H, K, V]`, the results of `compute_offset` on all ranks.
         """
         do, d_final = self._incoming

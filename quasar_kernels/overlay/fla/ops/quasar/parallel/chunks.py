@@ -26,7 +26,7 @@ from fla.ops.quasar.operator_types import Gradients, Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 
 STOPPING_WORK = 6144 * 512
-"""Tokens times 64-channel panels of the longest slice; from here, pass 1 may stop within segments.
+"""From this product of tokens and 64-channel panels of the longest slice on, pass 1 may stop early.
 
 Such a call has a second exchange, which takes 0.1 ms of the GPU's time and 0.3 ms of the host's
 (two H200s). All ranks must make the same decision, so it does not depend on the GPU.

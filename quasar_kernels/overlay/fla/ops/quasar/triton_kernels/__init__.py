@@ -1,4 +1,4 @@
-"""The segmented scan in Triton: its kernels, tiles, tuning and launches."""
+"""The segmented scan in Triton: its kernels, tiles and launches."""
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
 # SPDX-License-Identifier: MIT

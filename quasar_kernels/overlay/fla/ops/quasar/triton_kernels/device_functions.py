@@ -21,7 +21,7 @@ def operand(x, DTYPE: tl.constexpr):
 def split(x, DTYPE: tl.constexpr):
     """Return fp32 x as two operands whose sum keeps twice the digits of one."""
     if DTYPE == tl.bfloat16:
-        # rounded as an integer: the conversion back from bf16 runs at a sixteenth of this rate
+        # rounded as an integer, because GPUs convert back from bf16 at a sixteenth of this rate;
         # the minimum keeps a GPU's NaN (0x7FFFFFFF), which the addition would turn into a zero
         bits = tl.minimum(x.to(tl.int32, bitcast=True), 0x7FFF7FFF)
         bits = (bits.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000
@@ -67,8 +67,8 @@ def _gaps(g):
 def decays_between(g, since, DTYPE: tl.constexpr):
     """Return Gamma [C, C], the decay from a column's token to a row's; 1 above the diagonal.
 
-    A difference of running sums would lose the digits of weak decays after strong ones, which
-    exceeds the rounding of fp32 operands. For these, only the tokens in between are summed.
+    A difference of running sums loses digits of weak decays after strong ones. This error exceeds
+    the rounding of fp32 operands, so for these only the decays of the tokens in between are summed.
 
     Args:
         g: log decays of a chunk's tokens [C].
@@ -92,7 +92,7 @@ def log_decays_after(g, since, whole, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
-    """Return batch row, sequence, first token, tokens, is first, is last of segment i_s."""
+    """Return segment i_s's batch row, sequence, first token, length, is_first and is_last."""
     if IS_VARLEN:
         row = table + i_s * 4
         i_n = tl.load(row)

@@ -1,8 +1,8 @@
 """Launch Triton kernels with little host time, and compile those of a first call in parallel.
 
 For short sequences, the host's time limits a call. At each launch Triton binds and inspects every
-argument to find the compiled kernel. This module finds it by a short key, the properties on which
-Triton specialises.
+argument to find the compiled kernel. This module finds it by a short key, which consists of the
+properties on which Triton specialises.
 
 A first call would compile its kernels one after the other, each before its launch, and those of the
 backward pass later. `compile_ahead` runs the launching functions on tensors without memory, so that
@@ -53,7 +53,7 @@ class Launcher:
         constants: tuple[Any, ...] | Mapping[str, Any],
         **options: int,
     ) -> None:
-        """Launch `grid` programs, or only start to compile the kernel if there is no memory.
+        """Launch `grid` programs; only start to compile the kernel if the tensors have no memory.
 
         Args:
             arguments: a tensor, then tensors, None, ints and floats, in the kernel's order.
@@ -70,7 +70,7 @@ class Launcher:
         if first.is_meta:
             if key not in self._compiled and key not in self._ahead:
                 self._hash()
-                self._kernel.device_caches[device]  # threads would make several
+                self._kernel.device_caches[device]  # creates it; threads would create several
                 run = functools.partial(self._kernel.warmup, *arguments, *constants, grid=grid)
                 self._ahead[key] = _threads().submit(_compile, device, run, grid, options)
             return
@@ -90,7 +90,7 @@ class Launcher:
             self._compiled[key] = launched if hasattr(launched, "packed_metadata") else None
 
     def _hash(self) -> None:
-        with _hashing:  # Triton 3.3 hashes functions that kernels share without a lock
+        with _hashing:  # Triton 3.3 has no lock for the hashes of functions that kernels share
             getattr(self._kernel, "cache_key", None)
 
 

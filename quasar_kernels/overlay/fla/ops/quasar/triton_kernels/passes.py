@@ -150,7 +150,7 @@ def forward(
         output_final_state: whether to return the state after each sequence.
         plan: replaces the built-in segmentation.
         training: whether a backward pass follows; its kernels are then compiled too.
-        every: the number of tokens after which a segment must end, as in `plan_segments`.
+        every: as in `plan_segments`.
     """
     plan = plan or plan_segments(inputs.v, inputs.cu_seqlens, every=every)
     if inputs.v.is_cuda:

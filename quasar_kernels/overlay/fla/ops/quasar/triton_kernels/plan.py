@@ -29,8 +29,8 @@ def multiprocessors(device: torch.device) -> int | None:
 
 
 def _programs_per_wave(device: torch.device) -> int:
-    # four programs of two warps and about 255 registers per thread fill a multiprocessor; 16
-    # programs under the interpreter are enough for several segments
+    # four programs of two warps and about 255 registers per thread fill a multiprocessor; the
+    # interpreter gets 16, enough for several segments
     return 4 * (multiprocessors(device) or 4)
 
 
@@ -86,7 +86,7 @@ def plan_segments(
         cu_seqlens: the bounds of packed sequences, or None.
         tiles: replaces the choice of `tiles_for`.
         segments: replaces the number of segments of `segments_for`; only without cu_seqlens.
-        every: the tokens after which a segment must end, a multiple of 64.
+        every: n, a multiple of 64, if a segment must end after every n tokens; otherwise None.
     """
     B, T, H, _ = q.shape
     tiles = tiles or tiles_for(padded(q.shape[-1], 16), q.dtype, q.device)

@@ -1,4 +1,4 @@
-// Hopper's warpgroup products (wgmma), whose B operand four warps read from shared memory once.
+// Hopper's warpgroup products (wgmma): four warps read the B operand from shared memory once.
 //
 // QUASAR_WGMMA is 1 in code for sm_90a, unless QUASAR_NO_WGMMA is defined, and 0 elsewhere.
 // Accumulators and A operands have the layout of mma.sync in each warp, so a kernel can use either

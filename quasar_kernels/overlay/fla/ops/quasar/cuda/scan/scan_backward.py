@@ -81,7 +81,7 @@ serialize = serializer(Arguments)
 
 
 def is_for(device: int, width: int) -> bool:
-    """Return whether the kernels support a call, which scan_forward.py does, with heads of `width`.
+    """Return whether the kernels support heads of `width` in a call that scan_forward.py supports.
 
     For heads of 128 channels, a tile of input_gradient.cu takes 225 KB of shared memory, and that
     code exists for Hopper only.

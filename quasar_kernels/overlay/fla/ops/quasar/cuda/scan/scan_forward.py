@@ -185,22 +185,11 @@ def cut_evenly(
 
 
 def tile_of(S: int) -> int:
-    """Return the tokens that divide each segment's length, for heads of S channels."""
+    """Return the number of tokens of which each segment's length is a multiple."""
     return max(TILE, S)  # the backward pass stores a checkpoint every S tokens
 
 
 def cut_segments(
-    program: LoadedProgram,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    count: int | None = None,
-    every: int | None = None,
-) -> Segments:
-    """Cut the sequences of v `[B, T, H, S]` into segments; arguments as of `cut_shape`."""
-    return cut_shape(program, tuple(v.shape), v.device, cu_seqlens, count, every)
-
-
-def cut_shape(
     program: LoadedProgram,
     shape: tuple[int, ...],
     device: torch.device,
@@ -208,11 +197,11 @@ def cut_shape(
     count: int | None = None,
     every: int | None = None,
 ) -> Segments:
-    """Cut the sequences of a v of this shape, or the packed ones (B = 1), into segments.
+    """Cut the sequences of a v `[B, T, H, S]` of this shape, or the packed ones, into segments.
 
     Args:
         count: replaces the number of segments of each sequence; only without cu_seqlens.
-        every: a segment must end after every so many tokens; a multiple of `tile_of(S)`.
+        every: n, a multiple of `tile_of(S)`, if a segment must end after every n tokens.
     """
     B, T, H, S = shape
     tile = tile_of(S)
@@ -334,7 +323,7 @@ def forward(
             `cu_seqlens` on the GPU, the host waits for the GPU to read its values.
         output_final_state: whether to return the state after each sequence.
         segments: replaces the built-in number of segments of each sequence.
-        every: the tokens after which a segment must end, as in `cut_segments`.
+        every: as in `cut_segments`.
         program: PROGRAM, loaded for this kind of call; None loads it.
         into: tensors for o, G and the states (`Saved`), or None for new ones.
 
@@ -344,7 +333,7 @@ def forward(
     v, steps = inputs.v, inputs.steps.values
     H, S = v.shape[2:]
     program = program or PROGRAM.load(variant_of(v, step_options(inputs)))
-    cut = cut_segments(program, v, inputs.cu_seqlens, segments, every)
+    cut = cut_segments(program, tuple(v.shape), v.device, inputs.cu_seqlens, segments, every)
     grid = cut.total * H * (S // PANEL), 1
     final = G = states = None
     if output_final_state:

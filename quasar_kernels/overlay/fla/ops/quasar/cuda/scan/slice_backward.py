@@ -1,8 +1,8 @@
 """The segmented scan of one rank's slice in CUDA C++: the backward pass, cut at its exchange.
 
-The kernels are those of scan_backward.py; only tables and launches differ. In one table the first
-segment has no mark of a sequence's first segment, so that state_gradient_map also computes the
-gradient of the state before the slice.
+The kernels are those of scan_backward.py; only tables and launches differ. One table does not mark
+the first segment as a sequence's first, so that state_gradient_map also computes the gradient of
+the state before the slice.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ using Steps = Select<READ_STEP, ReadSteps, ComputedSteps>;
 using StepSizes = Select<READ_STEP, ReadStepSizes, ComputedStepSizes>;
 
 // Bit masks over one 8 x 8 block, of which a lane has elements (g, 2c) and (g, 2c+1) in one
-// register: which of the two belong to a part of the block.
+// register. Each mask selects those of the two that belong to a part of the block.
 struct BlockMasks {
   u32 one, pair_below, pair_above, four, eight;
 
@@ -106,7 +106,7 @@ struct BlockMasks {
     one = g == 2 * c ? 0x00003c00u : g == 2 * c + 1 ? 0x3c000000u : 0u;  // the identity in fp16
     pair_below = (g & 1) && c == g >> 1 ? 0x0000ffffu : 0u;
     pair_above = !(g & 1) && c == g >> 1 ? 0xffff0000u : 0u;
-    four = (g & 2) && c == (g >> 2) * 2 ? ALL : 0u;  // below the diagonal 2 x 2 in the 4 x 4 blocks
+    four = (g & 2) && c == (g >> 2) * 2 ? ALL : 0u;  // the 4 x 4 blocks' lower left 2 x 2
     eight = g >= 4 && c < 2 ? ALL : 0u;
   }
 };
@@ -156,11 +156,11 @@ __device__ __forceinline__ void rows_to_columns(const float (&rows)[2], float (&
 }
 
 // The diagonal 8 x 8 blocks of (I + M)^-1, M = strict_tril(-minus), in quarters 0 and 3 of A, and
-// transposed in At; minus [16, 16] is symmetric with a diagonal above -1. |inverse| <= 1 then, so
-// fp16 operands lose 2^-11 and never overflow. Blocks of 2 need no product. Blocks of 4 and 8 are
-// joined by A <- A - A M_off A, which fills elements that were zero, so an OR of packed values adds
-// them. Each product computes both diagonal blocks: they are a block diagonal A operand, and
-// stacked a B operand.
+// transposed in At; minus [16, 16] is symmetric with a diagonal above -1. The inverse's entries are
+// then at most 1, so fp16 operands have errors of 2^-11 and never overflow. Blocks of 2 need no
+// product. Blocks of 4 and 8 are joined by A <- A - A M_off A, which fills elements that were zero,
+// so an OR of packed values adds them. Each product computes both diagonal blocks, which form a
+// block diagonal A operand, or one above the other a B operand.
 __device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const BlockMasks& mask,
                                               u32 (&A)[4], u32 (&At)[4]) {
   constexpr Scalar H = Scalar::fp16;

@@ -1,8 +1,8 @@
 // Pairs of blocks that advance through their segments in step, on Hopper.
 //
 // A pair is a cluster of two blocks: neighbouring heads, or two panels of one head. Their loads and
-// stores are adjacent in device memory, and larger adjacent pieces at a time are faster.
-// QUASAR_ALONE disables pairs, for grids with an odd number of blocks.
+// stores are adjacent in device memory, where larger pieces at a time are faster. QUASAR_ALONE
+// disables pairs, for grids with an odd number of blocks.
 
 #pragma once
 

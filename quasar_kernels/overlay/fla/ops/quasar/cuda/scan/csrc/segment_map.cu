@@ -160,8 +160,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const bool stops = s < tiles;
   if (stops) {
     if (threadIdx.x == 0) arg.stops[unit * PANELS + panel] = segment.tokens - s * TOKENS;
-    pipeline.template consumer_wait<0>(s & 1,
-                                       s >> 1 & 1);  // the block must not end before its copies
+    // the block must not end before its copies
+    pipeline.template consumer_wait<0>(s & 1, s >> 1 & 1);
   }
 
   if constexpr (DECAY) {

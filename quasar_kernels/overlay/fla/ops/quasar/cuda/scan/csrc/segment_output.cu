@@ -41,7 +41,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   OutputShared& shared = *(OutputShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // uniform to the compiler
   const Segment segment = find_segment(arg, unit / arg.heads);
   const i64 chain = segment.sequence * arg.heads + head;
   if (is_skipped(arg, chain)) return;

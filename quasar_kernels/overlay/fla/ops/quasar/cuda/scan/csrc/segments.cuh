@@ -18,7 +18,7 @@ namespace quasar::scan {
 
 constexpr bool DECAY = QUASAR_DECAY, READ_STEP = QUASAR_READ_STEP;
 
-// The type A where USE_A, otherwise B: how the policies below are chosen.
+// The type A if USE_A, otherwise B; it selects the policies of other files.
 template <bool USE_A, class A, class B>
 struct Choose {
   typedef A type;
@@ -41,7 +41,7 @@ struct Arguments {
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, repeat;
   float scale;
-  // where step sizes are read
+  // used only with READ_STEP
   const float* decay;
   int group;  // heads that share one of q and k
 };
@@ -62,9 +62,9 @@ __device__ __forceinline__ bool is_skipped(const Arguments& arg, i64 chain) {
 
 // A map is negligible if the magnitudes in each of its rows sum to less than NEGLIGIBLE. A skipped
 // state may then be STATE_RATIO times as large as the state after the segment, and the error is at
-// most one rounding to 16 bits. With decays the skipped state may be larger by the factor by which
-// the decays alone shrink the map: otherwise a small step after a large one would count as a
-// skipped state.
+// most one rounding to 16 bits. With decays, the skipped state may be larger by the factor by which
+// the decays alone shrink the map below NEGLIGIBLE. Otherwise, small values after large ones that
+// the decays have removed would set `unfinished`.
 template <Scalar T>
 constexpr float NEGLIGIBLE = T == Scalar::bf16 ? 0x1p-11f : 0x1p-14f;
 constexpr float STATE_RATIO = 4.f;
@@ -79,7 +79,7 @@ struct Segment {
   bool is_first, is_last;
 };
 
-// of the forward pass's arguments or the backward pass's
+// the index-th segment, from the arguments of either pass
 template <class Args>
 __device__ __forceinline__ Segment find_segment(const Args& arg, int index) {
   if (arg.table) {

@@ -16,8 +16,8 @@ namespace quasar::layer {
 constexpr int CHANNELS = 3 * 512;  // q, k and v
 constexpr int TAPS = 4, BEFORE = TAPS - 1;
 constexpr u32 RESULT_ROW = 2 * WEIGHT_TILE_ROWS, RESULT_PITCH = RESULT_ROW + 16;
-constexpr int RESULT_THREADS =
-    256;  // threads at a result's barriers: a consumer warpgroup and the epilogue's
+// threads at a result's barriers: those of a consumer warpgroup and of the epilogue warpgroup
+constexpr int RESULT_THREADS = 256;
 
 __device__ __forceinline__ uint2 load_shared(u32 address) {
   uint2 v;
@@ -42,7 +42,7 @@ __device__ __forceinline__ u32 multiply_add_pair(u32 a, u32 b, u32 c) {
   return d;
 }
 
-// silu(2 h). Minus infinity is first replaced by the least number, because its SiLU would be NaN.
+// silu(2 h). The least finite number first replaces minus infinity, because its SiLU would be NaN.
 __device__ __forceinline__ void silu_of_half(float (&y)[2], u32 h) {
   asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(h) : "r"(0xfbfffbffu));
   unpack<Scalar::fp16>(h, y[0], y[1]);
@@ -56,7 +56,7 @@ struct Result {
   u32 before;      // the last rows of the previous tile
   u32 last;        // for this tile's last rows; warp 3 may write it while warp 0 reads `before`
   u32 taps;        // [4, CHANNELS] from the result's first channel on, halved
-  int full, free;  // named barriers: it is written; it may be overwritten
+  int full, free;  // named barriers: the rows are written; they may be overwritten
 };
 
 // One warpgroup convolves a result and stores its rows begin .. end - 1; `to` points to the first
@@ -70,8 +70,8 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
   uint2 x[BEFORE + BLOCK], row[2][BLOCK], weight[TAPS];  // x: a block of rows and those before it
 #pragma unroll
   for (int i = 0; i < TAPS; ++i) weight[i] = load_shared(result.taps + 2 * CHANNELS * i + 8 * lane);
-  named_barrier_sync(result.full,
-                     RESULT_THREADS);  // warp 3 has also stored the previous tile's last rows
+  // warp 3 has then also stored the previous tile's last rows
+  named_barrier_sync(result.full, RESULT_THREADS);
 #pragma unroll
   for (int i = 0; i < BEFORE; ++i)
     x[i] = load_shared(warp == 0 ? result.before + i * RESULT_ROW + 8 * lane

@@ -14,15 +14,16 @@
 // Shared memory (gated_rows.cuh): a pipeline of WEIGHT_STAGES weight tiles; for each consumer one
 // tile of narrow and a pipeline of CHUNKS heads of o.
 //
-// A consumer can run ahead of the other only by the depth of the weight pipeline, which is far less
-// than the time of a tile's norms. All consumers therefore compute norms at about the same time,
-// two warps per scheduler, and then multiply.
+// One consumer can be ahead of the other only by the depth of the weight pipeline, which is far
+// less than the time of a tile's norms. Both consumers therefore compute norms at about the same
+// time, two warps per scheduler, and then multiply.
 //
-// The last product's operands are fp16 for any dtype of o, narrow and y: bf16 operands would each
+// The last product's operands are fp16 for any dtype of o, narrow and y: each bf16 operand would
 // add as much error as y's own rounding. A norm over 64 channels is at most 8, far within fp16's
 // range. Weights saturate at 65504 and lose digits below 6e-5.
 //
-// The weight tiles include the factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight.
+// The weight tiles include the norm's weight and both factors 1/2 of sigmoid(x) =
+// (1 + tanh(x / 2)) / 2.
 
 #include "gated_rows.cuh"
 
@@ -168,7 +169,7 @@ struct Consumer {
     if (lane == 0) arrive(shared_address(&shared.narrow_empty[consumer]));
   }
 
-  // 16 bytes per lane; 64 consecutive bytes per row
+  // stores 16 bytes per lane, 64 consecutive bytes per row
   __device__ __forceinline__ void store(const float (&d)[16][4], i64 row, int tile) const {
     const i64 stride = (i64)arg.tiles * (2 * WEIGHT_TILE_ROWS);
     char* to = (char*)arg.y + row * stride + tile * (2 * WEIGHT_TILE_ROWS) + 16 * (lane & 3);

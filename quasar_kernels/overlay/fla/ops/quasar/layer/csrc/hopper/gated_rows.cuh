@@ -55,7 +55,7 @@ __device__ __forceinline__ void produce_rows(const OutputArguments& arg, OutputS
   PipelineState<CHUNKS> state;
   i64 row = ((i64)blockIdx.x * CONSUMERS + consumer) * TILE_TOKENS;
   for (int step = 0; step < arg.steps; ++step) {
-    const i64 from = row < arg.T ? row : arg.T - 1;  // past the end: unused rows
+    const i64 from = row < arg.T ? row : arg.T - 1;  // rows past the end are not used
     const int last = (int)min(arg.T - 1 - from, (i64)TILE_TOKENS - 1);
     wait_barrier(shared_address(&shared.narrow_empty[consumer]), (step & 1) ^ 1);
     copy_rows(shared_address(shared.narrow[consumer]), (const char*)arg.narrow + from * pitch,

@@ -12,8 +12,8 @@
 //   but the last inputs in registers (the rest in shared memory) and multiplies it by all weight
 //   tiles. Each result of 128 channels goes to shared memory as fp16.
 // - Epilogue: convolves and stores one consumer's result while both consumers compute the next ones
-//   (convolution.cuh). The last three rows of a result stay in shared memory for the next 64,
-//   which belong to the other consumer.
+//   (convolution.cuh). The last three rows of a result stay in shared memory for the next 64
+//   tokens, which belong to the other consumer.
 // Results are fp16 for any output dtype, because bf16 has three bits less. They saturate at 65504.
 //
 // Shared memory: the weight pipeline, the consumers' last inputs, one result for each consumer, the

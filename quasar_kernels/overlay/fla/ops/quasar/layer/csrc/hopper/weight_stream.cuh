@@ -148,7 +148,7 @@ struct PipelineProducer {
   // empty.
   __device__ __forceinline__ void load(const void* from, u32 bytes) {
     const u32 half = bytes / CLUSTER_BLOCKS, barrier = full + 8 * place.stage;
-    wait_barrier(empty + 8 * place.stage, place.parity ^ 1);  // a fresh barrier is past parity 1
+    wait_barrier(empty + 8 * place.stage, place.parity ^ 1);  // at first this does not wait
     arrive_expecting(barrier, bytes);
     copy_to_both(weight_tile + place.stage * WEIGHT_TILE_BYTES + rank * half,
                  (const char*)from + rank * half, half, barrier);

@@ -5,9 +5,9 @@
 // result is [128 tokens, 256 channels]. Tiles overlap by the convolution's three earlier rows, so
 // each gives 125 tokens. The last column of tiles is `narrow`, which is not convolved.
 //
-// Grid: n clusters of two blocks. The blocks of a cluster have different tokens and share the tiles
-// of W. A cluster computes every n-th pair. GROUP pairs of row tiles are computed at the same time,
-// so that x and W are read from L2.
+// Grid: n clusters of two blocks. The blocks of a cluster compute a pair of tiles, of different
+// tokens and the same tiles of W. A cluster takes every n-th pair. All columns of GROUP pairs of
+// rows are computed before the next GROUP, so that x and W are read from L2.
 //
 // Warps of a block: two consumer warpgroups, each with 64 of the rows; one producer warp; three
 // epilogue warps, which convolve and store a tile while the next one is multiplied. A fourth

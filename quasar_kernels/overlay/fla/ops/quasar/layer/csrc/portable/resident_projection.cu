@@ -136,7 +136,8 @@ __device__ __forceinline__ u32 add_scaled_pair(u32 a, u32 b, u32 c) {
   return c;
 }
 
-// silu(2 h) of two numbers. Minus infinity becomes the least number first: its SiLU would be NaN.
+// silu(2 h) of two numbers. The least finite number first replaces minus infinity, because its SiLU
+// would be NaN.
 template <Scalar T>
 __device__ __forceinline__ u32 silu_of_half(u32 h) {
   float y[2];

@@ -6,9 +6,9 @@
 // are A operands: the first 256 are in its registers (in both groups), the others in shared memory,
 // in the order of the registers, so that one load of 16 bytes brings a lane's part of an operand.
 // 128 KB of the register file and 64 KB of shared memory therefore hold 128 tokens. 64 tokens would
-// fit shared memory alone, but weights would then cross the L2 cache twice as often. Operands of 16
-// tokens would read every weight from shared memory twice as often. On GPUs with at least 1,024
-// products a clock, either takes longer than the products.
+// fit shared memory alone, but weights would then cross the L2 cache twice as often. With operands
+// of 16 tokens, every weight would be read from shared memory twice as often. Either would take
+// longer than the products on GPUs with at least 1,024 multiply-adds per clock and multiprocessor.
 //
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
 // weight tiles that pack_weights.cu writes. While one group waits or computes its results, the

@@ -83,7 +83,7 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
     const float a = steps.size(r, lambda[r]);
     float by_lambda, by_beta;
     step_size_slopes(lambda[r], steps.beta, by_lambda, by_beta);
-    const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // a is 0 for a zero key, without effect
+    const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // a is 0 only for zero keys
     factor[r] = 2.f * da * by_lambda;
     d_beta += da * by_beta;
   }
@@ -227,7 +227,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   InputShared& shared = *(InputShared*)raw;
   const int head = blockIdx.x % arg.heads, lane = threadIdx.x & 31;
   const int index = blockIdx.x / arg.heads / arg.parts, tile = blockIdx.x / arg.heads % arg.parts;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // uniform to the compiler
   const int row = S == 64 ? 0 : warp / 4;                  // index of this warpgroup's 64 rows
   const Segment segment = find_segment(arg, index);
   const int first = tile * S, left = segment.tokens - first;
@@ -303,7 +303,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   float reads[2], passes[2];
   // A row index known at compile time is faster, unless the code of both rows exceeds the
   // instruction cache, as with decays.
-  const bool lower = S > 64 && row > 0;  // the same in a warpgroup
+  const bool lower = S > 64 && row > 0;  // uniform in a warpgroup
   if constexpr (DECAY) {
     compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, row, warp, lane);
   } else {

@@ -1,5 +1,5 @@
 // The backward pass's forward recomputation: V' of all tokens, and a checkpoint of the state after
-// every 64 or 128 tokens, a head's width.
+// every 64 or 128 tokens, as many as a head has channels.
 //
 // Grid, warps and mainloop are those of segment_output.cu: one block for each segment, head and
 // panel of 64 value channels; its warps own columns of -S^T. A chunk gives
@@ -91,7 +91,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   CheckpointShared& shared = *(CheckpointShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // uniform to the compiler
   const Segment segment = find_segment(arg, unit / arg.heads);
   const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);

@@ -177,7 +177,7 @@ __device__ __forceinline__ int tokens_until_faded(const GradientArguments& arg,
       const float earlier = __shfl_up_sync(ALL, sum, step);
       if (lane >= step) sum += earlier;
     }
-    // the first lane after whose tokens all has faded is 32 - faded
+    // lane 32 - faded is the first one with tokens after which everything has faded
     const int faded = (int)__reduce_max_sync(ALL, before + sum < FADED ? 32 - lane : 0);
     if (faded) {
       const int end = begin + (33 - faded) * CHUNK;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   GradientShared& shared = *(GradientShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // uniform to the compiler
   Segment segment = find_segment(arg, unit / arg.heads);
   if (MAP && segment.is_first) return;  // no segment precedes a sequence's first one
   if constexpr (MAP && DECAY) {
