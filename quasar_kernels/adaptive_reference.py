@@ -42,11 +42,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, token: int) -> Tensor:
     cos, sin, half = cos[token % len(cos)], sin[token % len(sin)], cos.shape[1] // 2
     first, second, rest = x[:, :half], x[:, half : 2 * half], x[:, 2 * half :]
     return torch.cat(
-        [
-            first * cos[:half] - second * sin[:half],
-            second * cos[half:] + first * sin[half:],
-            rest,
-        ],
+        [first * cos[:half] - second * sin[:half], second * cos[half:] + first * sin[half:], rest],
         dim=-1,
     )
 

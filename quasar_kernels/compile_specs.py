@@ -214,7 +214,7 @@ def _operator_specs() -> list[CompileSpec]:
             forward_substitution.forward_substitution_kernel,
             typed("*fp32", "L_ptr A_ptr") | typed("i32", "L_stride_bh A_stride_bh"),
             {"BT": 64, "C": 64},
-        ),
+        )
     ]
     for kernel, names in (
         (gate.quasar_gate_fwd_kernel, "lam beta alpha"),
@@ -267,7 +267,7 @@ def _operator_specs() -> list[CompileSpec]:
                 | ({} if varlen else {"cu_seqlens": None}),
                 num_warps=warps,
                 num_stages=1,
-            ),
+            )
         ]
     return specs
 

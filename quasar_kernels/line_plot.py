@@ -94,12 +94,7 @@ def _round_step(step: float) -> float:
 
 
 def line_plot(
-    title: str,
-    x_label: str,
-    y_label: str,
-    lines: Sequence[Line],
-    x: Scale = LOG,
-    y: Scale = LOG,
+    title: str, x_label: str, y_label: str, lines: Sequence[Line], x: Scale = LOG, y: Scale = LOG
 ) -> str:
     """Return the SVG of `lines`, each labelled at its right; values on a log axis are positive."""
     return panel_plot(title, x_label, y_label, [Panel("", lines)], x, y)

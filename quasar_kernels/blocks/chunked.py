@@ -17,7 +17,7 @@ from fla.ops.quasar.chunk_torch import sequence_lengths
 from torch import Tensor
 
 CHUNK = 64
-"""Most tokens of a chunk, a power of two; it changes the rounding only."""
+"""Maximum number of tokens of a chunk, a power of two; it affects only the rounding."""
 
 
 def decayed_attention(
@@ -35,8 +35,8 @@ def decayed_attention(
         q, k: `[B, T, H, K]`.
         v: `[B, T, H, V]`.
         g: `[B, T, H, K]`, or `[B, T, H, 1]` for all channels: log decays, not positive.
-        u: `[H, K]`: a token reads the state before its decay, and its own key and value by these
-            factors. None: it reads the state after it.
+        u: `[H, K]`, factors of a token's own key and value, which it reads with the state before
+            its decay. None: it reads the state after its decay and its own write.
         initial_state: `[N, H, K, V]`, N = B or the number of packed sequences; None is zero.
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 

@@ -38,7 +38,7 @@ class Earlier:
         self._fresh = before is None
         starts = x.new_zeros(rows * len(lengths), reach, C) if before is None else before
         self._empty = x[:, :0], starts[:0].to(x.dtype)
-        # per packed sequence, or for all rows at once: the tokens before the call, and of the call
+        # (tokens before the call, tokens of it) per packed sequence, or for all rows at once
         self._parts = list(zip(starts.to(x.dtype).split(rows), x.split(lengths, 1), strict=True))
 
     def shifted(self, distance: int) -> Tensor:

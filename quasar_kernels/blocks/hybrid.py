@@ -21,7 +21,7 @@ from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46}
 """Initial factors of mixers' output weights, which make all outputs as large as QuasarAttention's.
-Without them, an input of RMS 1 gives outputs of RMS 0.13 and 0.57, QuasarAttention's 0.28."""
+Without them, an input of RMS 1 gives outputs of RMS 0.13 and 0.57; QuasarAttention's have 0.28."""
 BlockState = dict[str, Any]
 """Each mixer's state, by the mixer's name."""
 
@@ -32,8 +32,7 @@ class HybridBlock(nn.Module):
     Args:
         width: channels of the input and the output.
         heads: heads of each branch.
-        mixers: one or more names of `MIXERS`, or the names joined by `+`. With `gains`, the first
-            starts with the largest one.
+        mixers: one or more names of `MIXERS`, or the names joined by `+`.
         fusion: `gains`, per channel, initially 0.7 for the first branch and 0.3 for the others;
             `gated`, a softmax per token and head; or `mean`, of normalised branches.
         layer, layers: the block's index from 0, and the number of blocks of the model.

@@ -66,8 +66,7 @@ def fused_recurrent_lightning_attn(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply lightning attention (arXiv 2405.17381) for decoding.
 
-    The arguments, results and errors are those of `chunk_lightning_attn`, whose kernels also
-    compute longer calls of this function, and:
+    The kernels, arguments, results and errors are those of `chunk_lightning_attn`, and:
 
     Args:
         reverse: process each sequence from its last token to its first.

@@ -90,7 +90,7 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters that are not those of a child module."""
+        """Draw the parameters that belong to no child module."""
         # in at least fp32, and then rounded to the parameters' dtype
         wide = torch.promote_types(self.step_bias.dtype, torch.float32)
         step, rate = (torch.empty_like(x, dtype=wide) for x in (self.step_bias, self.rate_log))

@@ -47,11 +47,7 @@ class QuasarMixer(nn.Module):
             kept = state[0]["recurrent_state"]
             expect("the state's `recurrent_state`", kept, (N, *kept.shape[1:]), x.device)
         y, _, state = self.layer(
-            x,
-            past_key_values=state,
-            use_cache=keep,
-            cu_seqlens=cu_seqlens,
-            cp_context=cp_context,
+            x, past_key_values=state, use_cache=keep, cu_seqlens=cu_seqlens, cp_context=cp_context
         )
         return y, state if keep else None
 

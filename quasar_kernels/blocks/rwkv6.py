@@ -93,7 +93,7 @@ class RWKV6TimeMixing(MarkedParameters):  # type: ignore[misc]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the parameters that are not those of a child module."""
+        """Set the parameters that belong to no child module."""
         layer, layers = self._place
         depth, height = layer / max(1, layers - 1), 1 - layer / layers
         # in at least fp32, and then rounded to the parameters' dtype

@@ -12,8 +12,7 @@ from quasar_kernels.blocks.chunked import decayed_attention
 TRITON = "quasar_kernels.blocks.ssd_triton.launch"
 
 
-# compiling the loops over chunks would take minutes
-@torch.compiler.disable
+@torch.compiler.disable  # it would compile the loops over chunks for minutes
 def ssd(
     x: Tensor,
     dt: Tensor,

@@ -14,13 +14,12 @@ TRITON = "quasar_kernels.blocks.wkv6_triton.launch"
 SHORT = range(2, 17)
 """Lengths of calls for which the CUDA C++ kernel is chosen, which computes token by token.
 
-The Triton kernels compute single tokens, and longer calls in chunks. On an H200, CUDA C++ takes
-0.15 us per token, and Triton 19 us for 256 tokens.
+Triton computes single tokens, and longer calls in chunks. On an H200, CUDA C++ takes 0.15 us per
+token, and Triton 19 us for 256 tokens.
 """
 
 
-# compiling the loops over chunks would take minutes
-@torch.compiler.disable
+@torch.compiler.disable  # it would compile the loops over chunks for minutes
 def wkv6(
     r: Tensor,
     k: Tensor,

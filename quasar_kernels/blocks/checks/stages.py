@@ -19,13 +19,13 @@ LEAK = {False: 1e-4, True: 2e-2}
 ENTROPY = 0.05
 """The largest relative difference between the initial entropy and log(vocabulary)."""
 FALL, TOLERABLE_FALL = 0.25, 0.1
-"""The relative fall of the loss in 100 steps: the least for PASS, and the least for WARN."""
+"""The smallest relative fall of the loss in 100 steps: for PASS, and for WARN."""
 GRADIENTS, TOLERABLE_GRADIENTS = (0.1, 10.0), (1e-3, 1e3)
 """The range of the gradient norms of all steps: for PASS, and for WARN."""
 RATIO, TOLERABLE_RATIO = 3.0, 10.0
 """The largest initial ratio between the branches of a block: for PASS, and for WARN."""
 RISE = 1e-3
-"""The least rise of the loss, in nats, if a useful branch is removed."""
+"""The smallest rise of the loss, in nats, without a branch that counts as useful."""
 
 
 def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The Triton kernel of SSD's backward pass: the gradients of a segment, from its last chunk on.
 
-The recurrence of the state's gradient has the form of the state's in reverse order, so both use
+The state's gradient has the same recurrence as the state, in reverse order, so both use
 segment_sum_kernel and segment_scan_kernel. The layouts are those of forward.py.
 """
 

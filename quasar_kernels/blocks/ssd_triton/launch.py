@@ -44,7 +44,7 @@ def padded_state(N: int, dtype: torch.dtype) -> int:
 
 
 class Inputs(NamedTuple):
-    """A call's tensors; heads of x, B and C are adjacent, and the stride of tokens is free."""
+    """A call's tensors; in x, B and C heads are adjacent, and tokens any distance apart."""
 
     x: Tensor  # [batch, T, H, P]
     dt: Tensor  # [batch, T, H] fp32, contiguous
@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
 
     @property
     def values(self) -> Tensor:
-        """The tensor that the output resembles."""
+        """The tensor with the output's shape and dtype."""
         return self.x
 
     def summed(self, do: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -28,9 +28,10 @@ def step_values(tiles: Tiles, V: int) -> int:
 class Launches(NamedTuple):
     """The kernels of one operator, launched on the current stream.
 
-    Its `Inputs` have the properties `values`, the tensor that the output resembles, and `strides`
-    and `constants`, which precede those of the plan in the kernels' arguments. `summed(do)` has the
-    tensors and strides that a segment's state depends on, or with `do` the gradient of that state.
+    Its `Inputs` have the properties `values`, a tensor with the output's shape and dtype, and
+    `strides` and `constants`, which precede those of the plan in the kernels' arguments.
+    `summed(do)` returns segment_sum_kernel's tensors and strides, without `do` for the state, with
+    `do` for its gradient.
     """
 
     segment_sum: Launcher

@@ -18,7 +18,7 @@ from quasar_kernels.blocks.autograd import Kernels, KernelsFunction
 
 ALONE = 128
 """Sequences up to this length are one segment, because the scan's launches would cost more."""
-LEAST = 64
+MIN_TOKENS = 64
 """Smallest number of tokens of a segment."""
 PROGRAMS = 4
 """Target number of programs per multiprocessor, over the whole call."""
@@ -128,7 +128,7 @@ def plan_call(
         length = max(longest, 1)
     else:
         most = PROGRAMS * multiprocessors // (programs * B)
-        length = math.ceil(T / max(1, min(most, math.ceil(T / LEAST))))
+        length = math.ceil(T / max(1, min(most, math.ceil(T / MIN_TOKENS))))
     length = tiles.chunk * math.ceil(length / tiles.chunk)
     if bounds is None:
         count = math.ceil(T / length)

@@ -18,7 +18,7 @@ from quasar_kernels.blocks.triton_segments.kernels import load_rows
 LIMIT = tl.constexpr(60.0)
 """Largest exponent of a factor: fp32 and bf16 overflow at exp(88)."""
 CUT = tl.constexpr(-104.0)
-"""Log decays are clamped to this, below which exp is 0 in fp32: sums of -inf would give NaN."""
+"""Lower log decays are raised to this, because sums of -inf give NaN; its exp is 0 in fp32."""
 
 
 @triton.jit
@@ -41,12 +41,12 @@ def after(w):
 
 @triton.jit
 def exponents(w):
-    """Return the logarithms of the factors of r and k of a chunk, from its log decays `[C, K]`.
+    """Return of_r, of_k, start, end, whole and strong of a chunk, from its log decays `[C, K]`.
 
-    Returns:
-        those of r and of k, `[C, K]`; `[K]` each: the log decay from the chunk's start to the point
-        that r is relative to, and from the point of k to the chunk's end (0 for strong decays); the
-        whole chunk's log decay `[K]`; and whether decays are too strong for one product.
+    of_r and of_k `[C, K]` are the logarithms of the factors of r and k. They are relative to the
+    chunk's middle: start `[K]` is the log decay up to it, end `[K]` that after it. If the decays
+    are `strong`, they are relative to the chunk's start and end, and start and end are 0. whole
+    `[K]` is the chunk's log decay.
     """
     C: tl.constexpr = w.shape[0]
     rows = tl.arange(0, C)

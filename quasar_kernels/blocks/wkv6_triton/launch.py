@@ -48,17 +48,17 @@ class Inputs(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """None: heads and tokens are adjacent."""
+        """Empty, because heads and tokens are adjacent."""
         return ()
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """None: all heads have their own r, k and w."""
+        """Empty, because no heads share r, k or w."""
         return ()
 
     @property
     def values(self) -> Tensor:
-        """The tensor that the output resembles."""
+        """The tensor with the output's shape and dtype."""
         return self.v
 
     def summed(self, do: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -6,7 +6,7 @@
 // each lane adds its columns, the warps' sums are added through shared memory, and the host adds
 // the blocks' sums. The gradient of v is a sum over rows.
 //
-// Shared memory: a cp.async pipeline of two stages of TOKENS tokens, their conversion to fp32, and
+// Shared memory: two cp.async stages of TOKENS tokens, one stage's tokens converted to fp32, and
 // the warps' partial sums.
 
 #include "walk.cuh"

@@ -19,12 +19,7 @@ import torch.nn as nn
 
 from fla.layers.quasar import QuasarAttention, rank_slice, without_padding
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.arguments import (
-    IGNORED_BY_LAYERS,
-    PLAIN,
-    refuse_unknown,
-    refuse_wrapper,
-)
+from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, PLAIN, refuse_unknown, refuse_wrapper
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.layer.adaptive import run_adaptive, supports_kernels

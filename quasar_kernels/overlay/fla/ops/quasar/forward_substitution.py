@@ -17,12 +17,7 @@ from fla.ops.quasar.triton_kernels.device_functions import unit_lower_inverse
 
 @triton.jit
 def forward_substitution_kernel(
-    L_ptr,
-    L_stride_bh,
-    A_ptr,
-    A_stride_bh,
-    BT: tl.constexpr,
-    C: tl.constexpr,
+    L_ptr, L_stride_bh, A_ptr, A_stride_bh, BT: tl.constexpr, C: tl.constexpr
 ):
     """Invert a row-major BT x BT matrix per program, padded to C = max(16, BT); grid: (matrices,).
 

@@ -151,9 +151,7 @@ def _arithmetic(lam, *others):
 @torch.compiler.disable
 @on_its_device
 def fused_quasar_gate(
-    lambda_t: torch.Tensor,
-    beta: torch.Tensor,
-    output_dtype: torch.dtype = torch.float32,
+    lambda_t: torch.Tensor, beta: torch.Tensor, output_dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """Compute the step size alpha = (1 - exp(-beta lambda)) / (lambda + 1e-8).
 

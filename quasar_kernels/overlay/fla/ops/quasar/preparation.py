@@ -215,11 +215,7 @@ def launch_preparation(
 
 
 def launch_preparation_grad(
-    how: Preparation,
-    prepared: Prepared,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    d_step: torch.Tensor,
+    how: Preparation, prepared: Prepared, dq: torch.Tensor, dk: torch.Tensor, d_step: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch the backward kernel, which overwrites gradients that are contiguous.
 

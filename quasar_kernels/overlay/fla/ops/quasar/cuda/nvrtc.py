@@ -171,10 +171,7 @@ def compile_cached(
 
 
 def compile_files(
-    name: str,
-    sources: Sequence[Path],
-    capability: tuple[int, int],
-    options: Sequence[str] = (),
+    name: str, sources: Sequence[Path], capability: tuple[int, int], options: Sequence[str] = ()
 ) -> bytes:
     """Return the machine code of one program made of the files `sources`.
 
@@ -222,11 +219,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _compile(
-    library: ctypes.CDLL,
-    name: str,
-    program: str,
-    headers: Mapping[str, str],
-    flags: Sequence[str],
+    library: ctypes.CDLL, name: str, program: str, headers: Mapping[str, str], flags: Sequence[str]
 ) -> bytes:
     handle = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))

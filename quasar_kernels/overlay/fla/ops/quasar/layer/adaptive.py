@@ -228,11 +228,7 @@ FORWARD = Operation(_compute_forward, _finish_forward, _input_dtypes)
 
 
 def run_adaptive(
-    call: Call,
-    owner: object,
-    rotation: Rotation | None,
-    x: torch.Tensor,
-    weights: AdaptiveWeights,
+    call: Call, owner: object, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
 ) -> torch.Tensor:
     """Return the layer's output `[B, T, hidden]`; it records nothing for autograd.
 

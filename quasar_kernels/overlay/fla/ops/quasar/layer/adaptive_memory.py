@@ -92,11 +92,7 @@ def _allocate_maps(call: Call, memory: torch.Tensor, cut: Segments) -> torch.Ten
 
 
 def run_saving(
-    call: Call,
-    owner: object,
-    rotation: Rotation | None,
-    x: torch.Tensor,
-    weights: AdaptiveWeights,
+    call: Call, owner: object, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
 ) -> tuple[torch.Tensor, Any, Tensors]:
     """Return y, the operator's segments, and what the backward pass needs."""
     # the projection first: it compiles while the operator's program compiles in the background

@@ -15,12 +15,7 @@ import torch
 from fla.ops.quasar import switches, torch_private
 from fla.ops.quasar.backend import scan_backward
 from fla.ops.quasar.device import on_its_device, once_differentiable
-from fla.ops.quasar.layer.adaptive import (
-    AdaptiveResults,
-    adaptive_forward,
-    rows_of,
-    run_adaptive,
-)
+from fla.ops.quasar.layer.adaptive import AdaptiveResults, adaptive_forward, rows_of, run_adaptive
 from fla.ops.quasar.layer.adaptive_memory import run_saving, saved_factors, saved_results
 from fla.ops.quasar.layer.autograd import SAVED_MIB
 from fla.ops.quasar.layer.backward import output_stage_gradients
@@ -119,11 +114,7 @@ _apply = torch_private.apply_of(AdaptiveFunction)
 
 
 def record_adaptive(
-    call: Call,
-    owner: object,
-    rotation: Rotation | None,
-    x: torch.Tensor,
-    weights: AdaptiveWeights,
+    call: Call, owner: object, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
 ) -> torch.Tensor:
     """Compute the layer as `run_adaptive` does; autograd records one node."""
     apply = AdaptiveFunction.apply if torch_private.transforms_active() else _apply

@@ -50,12 +50,7 @@ class LayerFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        call: Call,
-        owner: object,
-        rank: RankSlice | None,
-        x: torch.Tensor,
-        *tensors: Any,
+        ctx: Any, call: Call, owner: object, rank: RankSlice | None, x: torch.Tensor, *tensors: Any
     ) -> torch.Tensor:
         """Compute the layer."""
         weights = Weights(*tensors)

@@ -115,11 +115,7 @@ def layer_gradients(
 
 
 def _compute_products(
-    call: Call,
-    x: torch.Tensor,
-    weights: Weights,
-    rows: torch.Tensor,
-    projections: torch.Tensor,
+    call: Call, x: torch.Tensor, weights: Weights, rows: torch.Tensor, projections: torch.Tensor
 ) -> torch.Tensor:
     """Return the products of q, k and v, bit for bit those that the forward pass can save.
 

@@ -194,11 +194,7 @@ def replace_first_tokens(
 
 
 def replace_halo_tokens(
-    call: Call,
-    rows: torch.Tensor,
-    weights: Weights,
-    halo: int,
-    qkv: Sequence[torch.Tensor],
+    call: Call, rows: torch.Tensor, weights: Weights, halo: int, qkv: Sequence[torch.Tensor]
 ) -> None:
     """Overwrite q, k and v of a slice's first tokens by values computed with the halo.
 

@@ -105,15 +105,7 @@ def causal_conv_silu_kernel(
 
 @triton.jit(do_not_specialize=["R"])
 def gated_rmsnorm_kernel(
-    x,
-    gate,
-    weight,
-    y,
-    R,
-    eps,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
+    x, gate, weight, y, R, eps, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr
 ):
     """Write rmsnorm(x) * weight * sigmoid(gate) for BR contiguous rows of S; grid: (R / BR,)."""
     rows = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)

@@ -75,11 +75,7 @@ def output_weights(
 
 
 def output(
-    program: LoadedProgram | None,
-    call: Call,
-    o: torch.Tensor,
-    p: Projected,
-    shape: tuple[int, ...],
+    program: LoadedProgram | None, call: Call, o: torch.Tensor, p: Projected, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """Compute y of this shape from o `[R, H, S]` and the results of `project`."""
     *gate_weights, norm_weight, out_weight = p.output_weights

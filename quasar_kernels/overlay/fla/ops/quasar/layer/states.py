@@ -187,12 +187,7 @@ def _check_sequences(states: Sequence[torch.Tensor | None], sequences: int) -> N
 
 
 def run_on_rank(
-    layer: Any,
-    call: Call,
-    x: torch.Tensor,
-    weights: Weights | None,
-    rank: RankSlice,
-    keep: bool,
+    layer: Any, call: Call, x: torch.Tensor, weights: Weights | None, rank: RankSlice, keep: bool
 ) -> tuple[torch.Tensor, QuasarCache | None]:
     """Run on this rank's slice of packed sequences, x `[1, T, hidden_size]`."""
     if weights is not None and paths.supports_kernels(call, x, weights):

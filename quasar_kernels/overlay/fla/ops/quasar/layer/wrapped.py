@@ -185,11 +185,7 @@ def _checked(layer: Any, name: str, x: torch.Tensor, width: int) -> torch.Tensor
 
 
 def convolve_module(
-    layer: Any,
-    name: str,
-    x: torch.Tensor,
-    bounds: torch.Tensor | None,
-    state: torch.Tensor | None,
+    layer: Any, name: str, x: torch.Tensor, bounds: torch.Tensor | None, state: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return silu of the convolved x `[B, T, C]`, and the new state; arguments as `convolve`.
 

@@ -14,12 +14,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 from fla.ops.quasar.parallel.context import Place
-from fla.ops.quasar.parallel.exchange import (
-    entering_state,
-    leaving_gradient,
-    pack_map,
-    unpack_maps,
-)
+from fla.ops.quasar.parallel.exchange import entering_state, leaving_gradient, pack_map, unpack_maps
 from fla.ops.quasar.operator_types import Gradients, Saved, ScanInputs
 
 
@@ -91,11 +86,7 @@ class TorchGradient:
     """
 
     def __init__(
-        self,
-        saved: Saved,
-        place: Place,
-        do: torch.Tensor,
-        d_final: torch.Tensor | None,
+        self, saved: Saved, place: Place, do: torch.Tensor, d_final: torch.Tensor | None
     ) -> None:
         q, k, v, (steps, _), initial, _, scale, g = saved.inputs
         leaves = [q, k, v, steps, initial, g]

@@ -126,11 +126,7 @@ def slice_forward(
 
 
 def slice_backward(
-    place: Place,
-    saved: Saved,
-    G: torch.Tensor,
-    do: torch.Tensor,
-    d_final: torch.Tensor | None,
+    place: Place, saved: Saved, G: torch.Tensor, do: torch.Tensor, d_final: torch.Tensor | None
 ) -> Gradients:
     """Return the gradients of this rank's inputs; `saved` and `G` are from `slice_forward`."""
     gradient = _start_backward(place, saved, do, d_final)

@@ -66,11 +66,7 @@ class FoldArguments(ctypes.Structure):
 PROGRAM = CudaProgram(
     "slice_maps",
     [CSRC / "slice_maps.cu"],
-    {
-        "slice_map": SliceArguments,
-        "fold_maps": FoldArguments,
-        "enter_states": EnterArguments,
-    },
+    {"slice_map": SliceArguments, "fold_maps": FoldArguments, "enter_states": EnterArguments},
     "slices of a sequence are computed by PyTorch, not by CUDA kernels: %s",
 )
 """Loaded for the variants of `maps_variant`."""
