@@ -83,6 +83,10 @@ def _view(memory: torch.Tensor, place: Any) -> torch.Tensor:
     return memory[place.start : place.stop].view(place.dtype).view(place.shape)
 
 
+def _new(x: torch.Tensor, size: int) -> torch.Tensor:
+    return x.new_empty(size, dtype=torch.uint8)
+
+
 def _allocate_maps(call: Call, memory: torch.Tensor, cut: Segments) -> torch.Tensor | None:
     """Return memory for G and the states of `Saved`, or None if no sequence is cut."""
     if cut.total == cut.sequences:
@@ -100,7 +104,7 @@ def run_saving(
     program = None if path.program is None else _scan_program(call, x)
     if program is not None:
         places, size = _layout_of(call, x.shape, weights)
-        memory = x.new_empty(size, dtype=torch.uint8)
+        memory = _new(x, size)
         _view(memory, places.rows).copy_(x.flatten(0, 1))
         heads = (*x.shape[:2], call.heads, call.head_dim)
         cut = cuda_scan.cut_segments(program, heads, x.device, call.cu_seqlens)
