@@ -12,10 +12,9 @@ from fla.ops.quasar.layer.gate_and_norm import _gate_and_norm
 from fla.ops.quasar.layer.graphs import _Graph, _owners
 from fla.ops.quasar.triton_kernels import launch
 
-from quasar_kernels.adaptive_reference import adaptive_layer_reference
-from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, packed
+from tests.quasar_kernels.layer.steps import exact_step
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -45,15 +44,6 @@ def step(layer, x, dy, dtype=BF16, **options):
     return {"y": y.detach(), "x": x.grad, **named}
 
 
-def exact(layer, x, dy):
-    wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
-    x = x.double().requires_grad_()
-    y = adaptive_layer_reference(wide, x, layer.head_dim, layer.norm_eps, operator=delta_chunked)
-    y.backward(dy.double())
-    named = {n: w.grad for n, w in wide.items() if w.grad is not None}
-    return {"y": y.detach(), "x": x.grad, **named}
-
-
 @pytest.mark.parametrize(
     ("dtype", "size", "head_dim", "keep"),
     [
@@ -67,7 +57,7 @@ def test_a_step_matches_float64(monkeypatch, dtype, size, head_dim, keep):
     monkeypatch.setenv("QUASAR_KEEP_MIB", keep)
     layer, (x, dy) = make(head_dim=head_dim), torch.randn(2, 2, 1500, 512, device="cuda")
     dy = (size * dy).to(dtype)
-    wanted, found = exact(layer, x, dy), step(layer, x, dy, dtype)
+    wanted, found = exact_step(layer, x, dy), step(layer, x, dy, dtype)
     errors = {name: relative_rms(g, wanted[name]) for name, g in found.items()}
     output, gradient = LIMITS[dtype]
     limits = {n: output if n == "y" else gradient * (1 + (n in CANCELS)) for n in errors}

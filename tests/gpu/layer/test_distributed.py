@@ -10,6 +10,7 @@ from benchmarks.models.processes import in_group
 from benchmarks.models.task import Task
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.layer.steps import step
 from tests.training_steps import assert_same, take_steps
 
 mount()
@@ -18,6 +19,7 @@ from fla.layers.quasar import QuasarAttention  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
+BF16 = torch.bfloat16
 # with half a batch, CUDA graphs replay SHORT, and LONG saves results for its backward pass
 SHORT, LONG = Task(900, 512, 64, 8), Task(900, 4096, 64, 16)
 TWO = pytest.mark.skipif(
@@ -56,13 +58,13 @@ def slice_errors(device, lengths):
         begin = sum(context.lengths[: dist.get_rank()])
         own = slice(begin, begin + context.lengths[dist.get_rank()])
         x, dy = torch.randn(2, 1, tokens, 512, device=device).unbind()
-        wanted = results_of(layer, x, dy)
+        wanted = step(layer, x, dy, BF16)
         for name in "xy":
             wanted[name] = wanted[name][:, own]
         errors.append([])
         for keep in ("3072", "0"):
             os.environ["QUASAR_KEEP_MIB"] = keep
-            found = results_of(layer, x[:, own], dy[:, own], context)
+            found = step(layer, x[:, own], dy[:, own], BF16, cp_context=context)
             for grad in (grad for name, grad in found.items() if name not in "xy"):
                 dist.all_reduce(grad)
             worst = [relative_rms(result, wanted[name]) for name, result in found.items()]
@@ -73,21 +75,10 @@ def slice_errors(device, lengths):
     return errors
 
 
-def results_of(layer, x, dy, context=None):
-    """Return the output and all gradients of a call under autocast."""
-    leaf = x.clone().requires_grad_()
-    layer.zero_grad()
-    with torch.autocast("cuda", torch.bfloat16):
-        y = layer(leaf, cp_context=context)[0]
-    y.backward(dy.to(y.dtype))
-    grads = {name: p.grad.clone() for name, p in layer.named_parameters()}
-    return {"y": y.detach(), "x": leaf.grad, **grads}
-
-
 def replayed(layer, x, context):
     """Return the output of a forward pass that is captured with its exchange, and replayed."""
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+    with torch.no_grad(), torch.autocast("cuda", BF16):
         layer(x, cp_context=context)
         # NCCL's watchdog thread queries events, which a capture in the mode "global" forbids
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quasar_kernels.adaptive_reference import adaptive_layer_reference
+from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 Step = dict[str, Any]
@@ -34,15 +36,31 @@ def step(
 
 
 def exact_step(
-    layer: nn.Module, x: Tensor, dy: Tensor, bounds: Sequence[int] | None = None
+    layer: Any, x: Tensor, dy: Tensor, bounds: Sequence[int] | None = None, rotation: Any = None
 ) -> Step:
-    """Compute a step in float64; each sequence between `bounds`, or each row, is run separately."""
+    """Compute a step in float64; each sequence between `bounds`, or each row, is run separately.
+
+    Args:
+        rotation: cos and sin [T, channels] of the adaptive layer, or None.
+    """
     weights = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
     wide = x.detach().double().requires_grad_()
-    parts = [wide[:, a:b] for a, b in pairwise(bounds or (0, x.shape[1])) if a < b]
-    H, S = len(weights["beta_log"]), len(weights["o_norm.weight"])
-    operator = partial(quasar_chunked, chunk=256)  # fewer chunks need fewer launches
-    run = partial(quasar_layer, weights, num_heads=H, head_dim=S, operator=operator)
-    y = torch.cat([run(part) for part in parts], 1)
+    run = _run_adaptive if "A_log" in weights else _run_quasar
+    places = [slice(a, b) for a, b in pairwise(bounds or (0, x.shape[1])) if a < b]
+    tables = [rotation and [t[place].double() for t in rotation] for place in places]
+    parts = [run(layer, weights, wide[:, p], t) for p, t in zip(places, tables, strict=True)]
+    y = torch.cat(parts, 1)
     y.backward(dy.double())
     return {"y": y.detach(), "x": wide.grad} | {n: w.grad for n, w in weights.items()}
+
+
+def _run_quasar(_layer: Any, weights: Any, x: Tensor, _rotation: None) -> Tensor:
+    H, S = len(weights["beta_log"]), len(weights["o_norm.weight"])
+    operator = partial(quasar_chunked, chunk=256)  # fewer chunks need fewer launches
+    return quasar_layer(weights, x, num_heads=H, head_dim=S, operator=operator)
+
+
+def _run_adaptive(layer: Any, weights: Any, x: Tensor, rotation: Any) -> Tensor:
+    operator = delta_recurrence if x.shape[1] <= 200 else delta_chunked
+    sizes = layer.head_dim, layer.norm_eps
+    return adaptive_layer_reference(weights, x, *sizes, rotation, operator)

@@ -10,8 +10,8 @@ import torch
 from fla.layers.quasar import QuasarCache
 from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
 
-from quasar_kernels.adaptive_reference import adaptive_layer_reference
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.layer.steps import exact_step, step
 
 WIDTH, HEAD, HEADS = 24, 8, 3
 
@@ -31,43 +31,28 @@ def tables(tokens: int, channels: int = 4, first: int = 0) -> tuple[torch.Tensor
     return angles.cos()[None, None], angles.sin()[None, None]
 
 
-def reference(layer, x, weights=None, rotation=None):
-    weights = weights or {name: w.double() for name, w in layer.state_dict().items()}
-    return adaptive_layer_reference(weights, x.double(), HEAD, layer.norm_eps, rotation)
-
-
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize(
     "settings", [{}, {"use_short_conv": False}, {"conv_bias": True}, {"mode": "fused_recurrent"}]
 )
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_output_and_all_gradients(rotate, settings, dtype, limit):
-    layer = layer_of(dtype, **settings)
-    x = torch.randn(2, 70, WIDTH, dtype=dtype, requires_grad=True)
+    layer, (x, dy) = layer_of(dtype, **settings), torch.randn(2, 2, 70, WIDTH, dtype=dtype)
     cos, sin = tables(70) if rotate else (None, None)
-    y, rest = layer(x, cos=cos, sin=sin)
-    assert rest is None
-    wide = {n: w.detach().double().requires_grad_() for n, w in layer.state_dict().items()}
-    x_wide = x.detach().double().requires_grad_()
-    exact = reference(layer, x_wide, wide, (cos[0, 0], sin[0, 0]) if rotate else None)
-    dy = torch.randn_like(y)
-    y.backward(dy)
-    exact.backward(dy.double())
-    errors = {"y": relative_rms(y, exact), "x": relative_rms(x.grad, x_wide.grad)}
-    for name, parameter in layer.named_parameters():
-        if name == "f_proj.weight":  # unused, as in the public layer
-            assert parameter.grad is None
-            continue
-        errors[name] = relative_rms(parameter.grad, wide[name].grad)
+    found = step(layer, x, dy, cos=cos, sin=sin)
+    exact = exact_step(layer, x, dy, rotation=[cos[0, 0], sin[0, 0]] if rotate else None)
+    assert found.pop("f_proj.weight") is None  # unused, as in the public layer
+    errors = {name: relative_rms(result, exact[name]) for name, result in found.items()}
     assert all(error <= limit for error in errors.values()), errors
 
 
 def test_bf16_autocast_is_close_to_float64():
     layer, x = layer_of(), torch.randn(1, 200, WIDTH)
     with torch.autocast("cpu", torch.bfloat16):
-        y, _ = layer(x)
+        y, rest = layer(x)
+    assert rest is None
     assert y.dtype == torch.bfloat16
-    error = relative_rms(y, reference(layer, x))
+    error = relative_rms(y, exact_step(layer, x, x)["y"])
     assert error <= 1.5e-2, error
 
 
@@ -121,18 +106,6 @@ def test_cached_calls_equal_one_call(cache_type, conv):
     other = SimpleNamespace(**vars(cache)) if cache_type is ModelCache else copy.deepcopy(cache)
     with pytest.raises(ValueError, match="2 sequences, and this call has 3"):
         layer(torch.randn(3, 1, WIDTH), past_key_values=other, use_cache=True)
-
-
-def test_the_public_names_and_shapes():
-    shapes = {name: tuple(w.shape) for name, w in layer_of(conv_bias=True).state_dict().items()}
-    N = HEAD * HEADS
-    wanted = {f"{x}_proj.weight": (N, WIDTH) for x in "qkvf"}
-    wanted |= {f"{x}_conv1d.weight": (N, 1, 4) for x in "qkv"}
-    wanted |= {f"{x}_conv1d.bias": (N,) for x in "qkv"}
-    wanted |= {"b_proj.weight": (HEADS, WIDTH), "A_log": (HEADS,), "dt_bias": (N,)}
-    wanted |= {"g_proj.0.weight": (HEAD, WIDTH), "g_proj.1.weight": (N, HEAD)}
-    wanted |= {"g_proj.1.bias": (N,), "o_norm.weight": (HEAD,), "o_proj.weight": (WIDTH, N)}
-    assert shapes == wanted
 
 
 def test_hooks_and_replaced_projections_count():

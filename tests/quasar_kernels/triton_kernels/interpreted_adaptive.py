@@ -26,10 +26,11 @@ from fla.ops.quasar.operator_types import Scan
 from fla.ops.quasar.segments import Segments
 from fla.ops.quasar.triton_kernels import passes as triton_passes
 
-from quasar_kernels.adaptive_reference import adaptive_layer_reference, operator_inputs_reference
+from quasar_kernels.adaptive_reference import operator_inputs_reference
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.layer.simulated_graph import simulate
+from tests.quasar_kernels.layer.steps import exact_step, step
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 
@@ -53,16 +54,11 @@ def test_results_and_gradients(N, H, S, R, L, dtype):
 def test_keys_of_zeros_and_small_decays():
     q, k = torch.randn(5, 1, 16), torch.randn(5, 1, 16)
     k[2] = 0.0
-    step = OperatorInputsFunction.apply(
-        q, k, torch.randn(5, 1), torch.tensor([-12.0]), torch.zeros(16), None
-    )
-    exact = operator_inputs_reference(
-        *(x.double() for x in (q, k, torch.zeros(5, 1), torch.tensor([-12.0]), torch.zeros(16))),
-        None,
-    )
-    assert step[1][2].eq(0).all()
-    assert step[2].isfinite().all()
-    assert exact[2].max() < 1e-3
+    rest = torch.zeros(5, 1), torch.tensor([-12.0]), torch.zeros(16)
+    _, unit, steps = OperatorInputsFunction.apply(q, k, *rest, None)
+    assert unit[2].eq(0).all()
+    assert steps.isfinite().all()
+    assert steps.max() < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -87,37 +83,21 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
     angles = torch.randn(T, 4).repeat(1, 2)
     rotation = (angles.cos(), angles.sin()) if rotate else None
     tables = dict(zip(("cos", "sin"), (t[None, None] for t in rotation or ()), strict=False))
-    wide = {n: w.detach().double().requires_grad_() for n, w in layer.state_dict().items()}
-    x_wide = x.double().requires_grad_()
-    starts = [*zip(bounds or [0, T], (bounds or [0, T])[1:], strict=False)]
-    pieces = [
-        adaptive_layer_reference(
-            wide,
-            x_wide[:, a:b],
-            S,
-            layer.norm_eps,
-            tuple(t[a:b].double() for t in rotation) if rotation else None,
-        )
-        for a, b in starts
-        if b > a
-    ]
-    exact = torch.cat(pieces, 1)
-    exact.backward(dy.double())
+    if bounds:
+        tables["cu_seqlens"] = torch.tensor(bounds)
+
+    def call(x, **options):
+        y, _ = layer(x, **options)
+        assert y.grad_fn.name() == "AdaptiveFunctionBackward"
+        y += 0  # outputs may be changed in place
+        return (y,)
+
     steps = []
     for mib, short in (("0", 0), ("100", 0), ("100", 1 << 22)):
         monkeypatch.setattr(adaptive_training, "SHORT", short)
         monkeypatch.setenv("QUASAR_KEEP_MIB", mib)
-        layer.zero_grad()
-        leaf = x.clone().requires_grad_()
-        with torch.autocast("cpu", dtype):
-            packed = {"cu_seqlens": torch.tensor(bounds)} if bounds else {}
-            y, _ = layer(leaf, **tables, **packed)
-        assert y.grad_fn.name() == "AdaptiveFunctionBackward"
-        y += 0  # outputs may be changed in place
-        y.backward(dy.to(dtype))
-        found = {"y": y, "x": leaf.grad}
-        steps.append(found | {n: p.grad for n, p in layer.named_parameters()})
-    wanted = {"y": exact, "x": x_wide.grad} | {n: w.grad for n, w in wide.items()}
+        steps.append(step(layer, x, dy, dtype, call, **tables))
+    wanted = exact_step(layer, x, dy, bounds, rotation)
     del wanted["f_proj.weight"]
     errors = {name: relative_rms(steps[0][name], exact) for name, exact in wanted.items()}
     if dtype == torch.bfloat16:  # the interpreter's bf16 products are wrong
