@@ -8,8 +8,8 @@ these speeds, from the accepted runs of fresh processes at the target, less the 
   that a claim from few runs is not higher than one from many;
 - `noise`: the speed below which a further run lies with probability REFUTED, divided by
   ACCEPTED_SHARE, but at least WORST_SHARE of the slowest run;
-- `host`: the speed if the host needs HOST_SLOWDOWN times as long, divided by ACCEPTED_SHARE,
-  because possibly no run happened while the host was busy;
+- `host`: the speed if the host needs HOST_SLOWDOWN times as long, divided by ACCEPTED_SHARE: the
+  host may be busier than during all of these runs;
 - `hardware`: the bound of this GPU's memory and arithmetic.
 """
 
@@ -35,8 +35,8 @@ EXPECTED_OF = 10
 """`expected` is the expected speed of the slowest of this many samples."""
 
 REFUTED = 4e-5
-"""Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is less
-than half of the documented 1e-4, because sampling may stop early and noise may not be normal."""
+"""Chance, under normal noise, that a further run refutes a claim limited by `noise`. The documents
+promise 1e-4; less than half of it leaves room for sampling that stops early and other noise."""
 
 WORST_SHARE = 0.3
 """Least value of `noise` as a share of the slowest run. With normal noise of a deviation of up to
@@ -63,11 +63,10 @@ class Claim:
     """The claimed speed of a submission, and its basis."""
 
     target_sequence_length: int
-    # tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen
-    tokens_per_sec: float
-    vram_mb: float
-    # each measured length, as text, with its `tokens_per_sec` and `vram_mb`: the claim at the
-    # target, elsewhere the slowest accepted run less `headroom`
+    tokens_per_sec: float  # at the target
+    vram_mb: float  # MiB: the largest peak at the target
+    # `tokens_per_sec` and `vram_mb` by measured length: the claim at the target, at other lengths
+    # the slowest accepted run less `headroom`
     benchmarks: dict[str, dict[str, float]]
     headroom: float
     runs: int  # number of accepted runs at the target; `median` is their speed in tokens/s
@@ -112,9 +111,9 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 
 
 def is_settled(runs: Sequence[Sample]) -> bool:
-    """Return whether a length has enough runs for its claim.
+    """Return whether a length has enough accepted runs for its claim.
 
-    Enough are MAX_RUNS accepted runs, or at least two if `noise` is not the lowest limit.
+    MAX_RUNS are enough, and so are two or more if `noise` is not their lowest limit.
     """
     counted = accepted(runs)
     if not 1 < len(counted) < MAX_RUNS:  # one run shows no noise at all

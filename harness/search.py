@@ -31,7 +31,7 @@ from quasar_kernels.contract import copy_overlay
 
 SAMPLES = 3
 """Number of times that a candidate is timed. It counts as faster if each of its speeds exceeds all
-speeds of the best kernels so far. Of equally fast candidates, one in 20 does."""
+speeds of the best kernels so far; by chance, this is so for one in 20 equally fast candidates."""
 
 
 class Trial(Frozen):
@@ -151,7 +151,7 @@ class Search:
     def _next(self) -> dict[str, float] | None:
         """Return the next candidate: the best kernels' changes, with another value of one constant.
 
-        Constants that have already been improved come first. Of a constant, the nearest values do.
+        Constants that were already improved come first, and of each constant the nearest values.
         """
         best, ranked = self.best.changes, []
         for constant in self.constants:

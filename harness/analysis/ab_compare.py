@@ -182,7 +182,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--blocks must be at least {MIN_BLOCKS}")
     progress = Progress()
     comparison = Comparison(
-        *(Options(arguments.device, arguments.timeout), arguments.blocks),
+        Options(arguments.device, arguments.timeout),
+        arguments.blocks,
         checked=not arguments.ungated,
         on_block=block_printer(progress, arguments.blocks),
     )

@@ -1,10 +1,9 @@
 """The difference of two speeds that are measured in blocks, with a control.
 
-A block times three fresh processes: A, B, and A a second time as the control. The order within
-each block is random, so drifts and slow processes are independent of it. If A and B are equally
-fast, each of the three is therefore equally likely to be the fastest of a block. The test uses only
-these ranks and assumes no distribution of the noise (a randomisation test in complete blocks,
-R. A. Fisher, The Design of Experiments, 1935).
+A block times three fresh processes: A, B, and A a second time as the control, in random order. If A
+and B are equally fast, each of the three is therefore equally likely to be the fastest of a block,
+even if the machine drifts. The test uses only these ranks and assumes no distribution of the noise
+(a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments, 1935).
 """
 
 from __future__ import annotations
@@ -46,13 +45,11 @@ def take_block(
 class Difference:
     """The speed of B relative to A."""
 
-    # the median of B's speed over A's; low, high: its interval of at least 99% confidence
-    ratio: float
-    low: float
+    ratio: float  # the median of B's speed over A's
+    low: float  # begin and end of the ratio's interval of at least 99% confidence
     high: float
     control: float  # the median of A's second speed over its first, the difference of equal code
-    # a, b: the medians of the speeds, in the unit of the blocks
-    a: float
+    a: float  # the medians of the speeds, in the unit of the blocks
     b: float
 
     @property
@@ -97,7 +94,7 @@ def difference(blocks: Sequence[Block]) -> Difference:
 def _ratios_outside(blocks: int) -> int:
     """Return how many of the smallest ratios, and of the largest ones, are outside the interval.
 
-    It is the largest k for which the probability of at most k ratios on one side is ERROR_RATE / 2.
+    It is the largest k for which at most k ratios lie on one side with probability ERROR_RATE / 2.
     """
     ways = [1]  # number of ways in which the blocks' counts of 0, 1 or 2 give each sum
     for _ in range(blocks):

@@ -13,9 +13,9 @@ OTHERS_GIB = 1.25
 """Memory of the CUDA contexts of a worker's two processes."""
 
 SPARE = 0.85
-"""Share of the remaining memory that tensors may use. The margin is for a display and for torch's
-allocator: it reserves a quarter more than the tensors need while memory is free, and frees cached
-blocks before an allocation fails. The value was not tested on small cards."""
+"""Share of the remaining memory that tensors may use. The rest is for a display and for torch's
+allocator, which caches up to a quarter of the tensors' memory and frees it only when an allocation
+would fail. The value was not tested on small cards."""
 
 LEAGUE, HIGHEST = 100_000, 1_000_000
 """Leagues begin at multiples of LEAGUE, the last one at HIGHEST. Within a league the speed hardly
@@ -99,7 +99,7 @@ def usable_bytes(memory_gib: float) -> float:
 def measuring_bytes(length: int, capability: str | None) -> int:
     """Return the bytes of a GPU's memory that a check of the layer at this length needs.
 
-    The referee has copies of the input and the output.
+    They include the referee's copies of the input and the output.
     """
     return peak_bytes(length, fused=is_fused(capability)) + length * bytes_per_token()
 

@@ -10,7 +10,10 @@ from typing import Any
 
 @contextmanager
 def opened() -> Iterator[Any]:
-    """Yield the module pynvml, or None without it or the driver; its errors end the block."""
+    """Yield the module pynvml, or None if it or the driver is missing.
+
+    An NVMLError ends the `with` block without an exception.
+    """
     nvml: Any = None
     with suppress(ImportError):
         nvml = importlib.import_module("pynvml")  # it ships no types

@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends.
+    """Let Linux kill this process when the thread that started it ends.
 
     The parent may already have ended: compare `os.getppid()` afterwards.
     """
@@ -41,10 +41,10 @@ def die_with_parent() -> None:
 
 
 def hide(*, hidden: bool = True) -> None:
-    """Deny other processes of its user access to this process's memory and /proc files.
+    """Deny the user's other processes access to this process's memory and /proc files.
 
-    These files include its descriptors and its environment. A forked process inherits the setting,
-    and sees its own descriptors only after `hide(hidden=False)`.
+    These files show its descriptors and its environment. A forked process inherits the setting, and
+    sees its own descriptors only after `hide(hidden=False)`.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
 

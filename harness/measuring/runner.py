@@ -46,7 +46,7 @@ CheckTree = Callable[..., Correctness]
 
 
 def probe(options: Options = DEFAULT) -> Environment:
-    """Return the machine as a worker sees it; a MeasurementError without torch or the device."""
+    """Return the machine as a worker sees it; raise a MeasurementError without torch or device."""
     quick = replace(options, timeout=min(options.timeout, QUICK_SECONDS))
     return Environment.model_validate(_work({"task": "probe"}, quick))
 
@@ -71,14 +71,15 @@ def call(
 def check_import(tree: Path, options: Options = DEFAULT) -> float:
     """Import the layer and the operator of `tree` in a fresh process without a GPU.
 
-    Return the seconds that it took. The MeasurementError's kind is `import` if a module is missing.
+    Returns the seconds of the import. Raises a MeasurementError, of the kind `import` if a module
+    is missing.
     """
     quick = replace(options, device="cpu", timeout=min(options.timeout, QUICK_SECONDS))
     return float(str(_work(_tree_job("import", tree.resolve(), 1), quick)["import_seconds"]))
 
 
 def check(tree: Path, length: int, options: Options = DEFAULT) -> Correctness:
-    """Run the correctness check in a fresh process; a MeasurementError if it does not finish."""
+    """Run the correctness check in a fresh process; raise a MeasurementError if it fails to end."""
     job = {**_tree_job("check", tree.resolve(), length), "own": options.own}
     return _parsed(Correctness, _work(job, options))
 

@@ -79,8 +79,8 @@ class Policy:
 
     checked: bool = True
     cold: Container[int] = ()  # the first sample of these lengths starts with empty kernel caches
-    # the measurement ends after this many consecutive rejected samples of one length; with 1, no
-    # sample is rejected (`sample.rejection`)
+    # the measurement ends after this many consecutive rejected samples of one length (see
+    # `sample.rejection`); 1 means that all samples count
     attempts: int = 1
     # after a failure of these kinds, the measurement continues without that length and its samples;
     # other failures end it
@@ -200,7 +200,9 @@ class Sampler:
             def take(place: int) -> MeasurementError | None:
                 try:
                     sample = self.measure(
-                        *(self.tree, lengths[place], options),
+                        self.tree,
+                        lengths[place],
+                        options,
                         cross_check=self.policy.checked,
                         cold_cache=self._is_cold(lengths, place),
                         gpu_lock=gpu_lock,

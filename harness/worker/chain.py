@@ -117,7 +117,7 @@ class Link:
         stacked = torch.cat(self._weights)
         self._slope, self._offset = _WIDTH * stacked, _offset() * stacked
         self.digests = stacked.new_zeros(calls, stacked.shape[1])
-        # the last call prepares one more
+        # one more than calls: the last call prepares the weights of a further one
         self._keys = stacked.new_zeros(calls + 1, stacked.shape[1])
         self._at = torch.zeros(1, dtype=torch.int64, device=stacked.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}

@@ -44,7 +44,7 @@ _UNREADABLE = (
     OverflowError,  # Infinity for a number
     RecursionError,  # lists within lists
 )
-_LONGEST = 1 << 40
+_LONGEST = 1 << 40  # elements of one dimension
 
 _SPARE = 64 << 20
 """Bytes that a reply may have in addition to eight times the largest tensor sent."""

@@ -90,7 +90,7 @@ LIMITS = {
 
 
 USUAL_SIZE = 0.25
-"""Root mean square of an operator's outputs for a new layer. Behind a burst they are eight times as
+"""Root mean square of an operator's outputs for a new layer. After a burst they are eight times as
 large, and so are the errors of bf16: up to 0.103 in one of 59 checks of an honest operator."""
 
 MEASURED = (9, 0)

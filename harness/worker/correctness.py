@@ -82,7 +82,7 @@ def _oracle(inputs: Inputs, initial: Tensor | None = None) -> tuple[Tensor, Tens
 
 
 def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies, which later calls of the subject cannot reach."""
+    """Return copies, which later calls of the subject cannot change."""
     return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
@@ -97,7 +97,7 @@ class _Stages:
         return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
 
     def _built(self, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Let the subject make a layer, and return all its weights."""
+        """Let the subject make a layer; return all of the layer's weights."""
         weights = _on(self.checker.device, self.subject.build(given))
         for name, value in draw_weights(torch.device("cpu")).items():
             if name not in weights or weights[name].shape != value.shape:

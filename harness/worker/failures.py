@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.sample import Kind
 
 _WITHOUT_GPU = ("module 'torch.cpu' has no attribute", "0 active drivers")
-"""Messages of fla and Triton without a GPU, which do not say so."""
+"""Messages of fla and Triton whose cause is a missing GPU."""
 
 
 class WorkerError(Exception):

@@ -65,14 +65,14 @@ RATIO_OF_SHORT = 2.0
 
 BUSY, PAIRS = 4.0, 8
 """If a chain takes too long, the host may have become busier since the loop. PAIRS further chains
-then alternate with calls without links. If none of these chains is fast enough, the chain is
-compared with the fastest calls without links instead of the loop. These calls count as at most BUSY
-times slower than the loop."""
+then alternate with calls without links. If none of these chains is fast enough, the fastest chain
+is compared with the fastest calls without links instead of the loop, but with at most BUSY times
+the loop's seconds."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A timed chain: the seed of its random offsets (`fill_keys`), its digests, its seconds."""
+    """A timed chain: the seed of its keys (`fill_keys`), its digests, its seconds."""
 
     seed: int
     digests: Tensor  # [calls, channels]
@@ -137,8 +137,8 @@ def _time_link(length: int, device: torch.device) -> float:
     )
     scaled = [weights[name] for name in SCALED]
     link = Link(ChainMaps.draw(length, 1.0, 0, device), scaled, MAX_CALLS)
-    # On a GPU a matrix product writes the output, as in a layer. So the power limit lowers the
-    # clock as much, and the link finds the output in the cache.
+    # On a GPU a matrix product writes the output, as in a layer: the power limit then lowers the
+    # clock as much, and the link reads the output from the cache.
     write = _product(y) if on_gpu else y.neg_
     calls, alone, both = MIN_CALLS, math.inf, math.inf
     for attempt in range(6):
@@ -241,7 +241,7 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
 
 
 def _time_alone(subject: SubjectProxy, calls: int) -> float:
-    """Return the seconds of a call, over `calls` calls without links.
+    """Return the mean seconds of `calls` calls without links.
 
     Untimed calls come first, as in the loop. The preceding chain has changed the weights, so code
     that reuses its outputs computes the first of these calls, which must not be a timed one.

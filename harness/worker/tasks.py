@@ -95,7 +95,10 @@ def _time(job: Job, subject: SubjectProxy | None) -> BaseModel:
         telemetry = Telemetry(before=before, during=during, after=loop.gpu)
     tokens = WORKLOAD.batch_size * job.length * WORKLOAD.timed_calls
     return _sample(
-        *(job, imported, device, started_at),
+        job,
+        imported,
+        device,
+        started_at,
         tokens_per_sec=tokens / loop.elapsed_seconds,
         vram_mb=loop.vram_bytes / 2**20,
         elapsed_seconds=loop.elapsed_seconds,
@@ -122,7 +125,10 @@ def _prove(job: Job, subject: SubjectProxy | None) -> BaseModel:
     verify(proof, device)
     calls, per_call = len(proof.chain.digests), proof.seconds_per_call(link_seconds)
     return _sample(
-        *(job, imported, device, started_at),
+        job,
+        imported,
+        device,
+        started_at,
         tokens_per_sec=WORKLOAD.batch_size * job.length / per_call,
         vram_mb=proof.vram_bytes / 2**20,
         elapsed_seconds=calls * per_call,

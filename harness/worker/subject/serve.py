@@ -192,7 +192,7 @@ class InProcessSubject:
         return {"digests": self._link.digests[:calls].to(torch.int8)}
 
     def repeat(self, calls: int) -> None:
-        """Call the layer on x as often, without links, until the device has finished."""
+        """Call the layer on x `calls` times without links, and wait for the device."""
         for _ in range(calls):
             self.call()
         synchronize(self._device)
