@@ -35,7 +35,7 @@ CPU_TORCH = Explanation(
     "this torch is a build without CUDA", "Remove .venv and run scripts/install.sh."
 )
 OTHER_GPUS = Explanation(
-    "torch's CUDA does not support this GPU", "Install a torch build whose CUDA supports the GPU."
+    "torch's CUDA does not support this GPU", "Install a torch build that supports the GPU."
 )
 NO_NVRTC = Explanation(
     "the wheel nvidia-cuda-nvrtc is missing or incomplete",

@@ -27,7 +27,7 @@ class CompileSpec:
 
 
 def ast_source(spec: CompileSpec) -> Any:
-    """Return Triton's ASTSource of a spec, whose `hash()` covers its code, types and constants.
+    """Return Triton's ASTSource of a spec; its `hash()` covers code, types and constants.
 
     Raises:
         ValueError: the spec's names are not the kernel's arguments.
@@ -77,7 +77,7 @@ def compile_specs(architecture: int = 90) -> list[CompileSpec]:
 
 
 def typed(kind: str, names: str) -> dict[str, str]:
-    """Return one type for several arguments, whose names are separated by spaces."""
+    """Return one type for several arguments; spaces separate their names."""
     return dict.fromkeys(names.split(), kind)
 
 

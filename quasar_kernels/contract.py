@@ -241,7 +241,7 @@ def _import_blocks(text: str) -> Iterator[str]:
 
 
 def publicly_missing(text: str) -> list[str]:
-    """Return the required names whose import the public validator does not find in a chunk.py.
+    """Return the names that the public validator requires and does not find in a chunk.py.
 
     It searches text and ignores case: it misses some imports and finds some that are not there.
     Source: `PerformanceValidator.validate_imports` of SILX-LABS/QUASAR-SUBNET.

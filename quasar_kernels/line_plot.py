@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 WIDTH, HEIGHT, SMALL_HEIGHT, NARROW = 640, 400, 190, 320
-"""In pixels: a chart's width, the height of a single panel and of one of several panels, and the
-width of a panel if there are several columns."""
+"""In pixels: a chart's width, a single panel's height, and each panel's height if there are several
+and width if there are several columns."""
 LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
 """Space for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
 LETTERS, LETTER = 14, 8.8

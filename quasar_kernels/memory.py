@@ -60,7 +60,7 @@ def bytes_per_token(way: Way, kept: bool, fused: bool, size: LayerSize = VALIDAT
     rows = 2 * D  # x in 16 bits
     if way == "training":
         # the convolution's gradient reads dq, dk, dv and the products, and writes the products'
-        # gradients and sums over 256 tokens; x, y, dy and `rows` are needed by the last products
+        # gradients and sums over 256 tokens; the last products need x, y, dy and `rows`
         gradients = qkv + 2 * products + narrow + 15 * N * 4 // 256
         return x + 2 * y + rows + gradients + (qkv + o + narrow if kept else 0)
     if way == "recorded" and kept:
@@ -96,7 +96,7 @@ def largest_length(
     fused: bool = False,
     keep_mib: int = KEPT_MIB,
 ) -> int:
-    """Return the largest length whose peak is at most `memory_bytes`; 0 if no length fits.
+    """Return the largest length with a peak of at most `memory_bytes`; 0 if no length fits.
 
     Args:
         memory_bytes: free memory, for example `torch.cuda.mem_get_info()[0]`.

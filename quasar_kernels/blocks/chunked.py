@@ -2,11 +2,11 @@
 
     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T
 
-A chunk is halved repeatedly. One product gives the scores between the tokens of the two halves: the
-keys of the first half are scaled by the decays up to the middle, the queries of the second half by
-the decays from the middle on. Only sums of log decays of the tokens in between are exponentiated,
-never a difference of larger sums. Therefore no decay, not even one to zero, can overflow or reduce
-the precision of neighbouring tokens.
+A chunk is halved repeatedly. One product gives the scores between the two halves. Its factors are
+the first half's keys, scaled by the decays up to the middle, and the second half's queries, scaled
+by the decays from the middle on. Only sums of log decays of the tokens in between are
+exponentiated, never a difference of larger sums. Therefore no decay, not even one to zero, can
+overflow or reduce the precision of neighbouring tokens.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ def chunk_delta_rule(
 
     Returns:
         o `[B, T, HV, V]` in q's dtype, and the final state `[N, HV, K, V]` fp32 (fp64 for fp64
-        inputs) or None; with `checkpoint_every`, also the checkpoints `[B, T // n, HV, K, V]`, or
-        those of all packed sequences, one after the other, in one row. Gradients reach q, k, v,
-        beta and initial_state, from all results.
+        inputs) or None. With `checkpoint_every`, also the checkpoints `[B, T // n, HV, K, V]`;
+        those of packed sequences follow one another in one row. Gradients reach q, k, v, beta and
+        initial_state, from all results.
 
     Raises:
         ValueError: an argument is not a tensor of these dtypes, shapes are inconsistent, there is

@@ -40,8 +40,8 @@ _originals: dict[str, Callable[..., Any]] = {
 def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
     """Return why fla computes a call of one of the four functions, or None if these kernels do.
 
-    fla computes calls with a cp_context of another layout than contiguous slices, with decays or
-    step sizes per channel, and on a GPU with head widths that these kernels do not support.
+    fla computes calls with decays or step sizes per channel, or with a cp_context that has not
+    contiguous slices. On a GPU, it also computes head widths that these kernels do not support.
     """
     arguments = dict(zip(_parameters(name), args, strict=False)) | kwargs
     q, v, beta = (arguments.get(x) for x in ("q", "v", "beta"))

@@ -1,8 +1,8 @@
 """The Triton kernels of SSD's forward pass: segment sums, and the outputs.
 
-x and y are `[B, T, H, P]`, b and c (B and C of the definition) `[B, T, G, N]`, each with a
-separate stride between tokens, so that all may be columns of one projection; dt is `[B, T, H]` fp32
-contiguous, a (A) and d (D) `[H]` fp32. Tables of segments are those of fla.ops.quasar.segments.
+x and y are `[B, T, H, P]`, b and c (B and C of the definition) `[B, T, G, N]`. x, b and c each have
+a separate stride between tokens, so that all may be columns of one projection. dt is `[B, T, H]`
+fp32 contiguous, a (A) and d (D) `[H]` fp32. fla.ops.quasar.segments makes the tables of segments.
 States of the caller are `[N, H, K, V]`, those between the kernels are transposed, `[.., V, K]`, so
 that an accumulator is the left operand of the next product. K is the state size, V a head's
 channels, BK and BV are the columns of tiles, C the tokens of a chunk. Products have bf16 operands
@@ -151,8 +151,8 @@ def output_kernel(
     """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
     `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if
-    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s,
-    with the first token t, at t / C + s + n. `d` may be None. Grid: (segments * H, V / BV).
+    not None, receive the state before each chunk, `[V, K]`. The place of chunk n of segment s is
+    t / C + s + n, with the segment's first token t. `d` may be None. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_g = i_sh // H, i_h // (H // G)

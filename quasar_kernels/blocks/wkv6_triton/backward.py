@@ -52,8 +52,8 @@ def gradient_kernel(
 ):
     """Compute the gradients of one segment and head from BV columns of the values.
 
-    The gradients of r, k and w are sums over all columns: each program of axis 1 writes its part,
-    `[V / BV, B, T, H, K]`; u's gradient has a part per segment, too, `[V / BV, segments, H, K]`.
+    The gradients of r, k and w are sums over all columns; each program of axis 1 writes its part,
+    `[V / BV, B, T, H, K]`. u's gradient also has a part per segment, `[V / BV, segments, H, K]`.
     `states` are the gradients of the states before the segments, or None if each sequence is one
     segment; `d_final` is the final state's gradient, or None. TOTAL is B * T.
     Grid: (segments * H, V / BV).

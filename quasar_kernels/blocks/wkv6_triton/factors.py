@@ -2,10 +2,10 @@
 
 The score of tokens i and j < i of a chunk has, in each channel, the decay of the tokens in between.
 Relative to the chunk's middle, this decay is a factor of r_i times a factor of k_j, and one of the
-two may exceed 1. If half of the chunk decays by more than exp(-LIMIT) in any channel, r is scaled
-relative to the chunk's start and k relative to its end instead, by factors of at most 1, and the
-scores are computed column by column from sums of the log decays in between. So no decay overflows
-or loses digits.
+two may exceed 1. If half of the chunk decays by more than exp(-LIMIT) in any channel, that factor
+could overflow. r is then scaled relative to the chunk's start and k relative to its end, by factors
+of at most 1, and the scores are computed column by column from sums of the log decays in between.
+So no decay overflows or loses digits.
 """
 
 from __future__ import annotations

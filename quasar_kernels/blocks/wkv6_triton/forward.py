@@ -118,8 +118,8 @@ def output_kernel(
     """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
     `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if
-    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s,
-    with the first token t, at t / C + s + n. Grid: (segments * H, V / BV).
+    not None, receive the state before each chunk, `[V, K]`. The place of chunk n of segment s is
+    t / C + s + n, with the segment's first token t. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s = i_sh // H

@@ -1,9 +1,9 @@
 // WKV6's gradients, token by token from the last to the first, in fp32.
 //
-// Grid: (sequences * heads, V / COLUMNS). A lane holds LANE_COLUMNS columns of one row of the state
-// and of its gradient, and of the states before CHECKPOINT tokens, which it recomputes from the
-// checkpoint that the forward kernel stored. The gradients of r, k and w are sums over columns:
-// each lane adds its columns, the warps' sums are added through shared memory, and the host adds
+// Grid: (sequences * heads, V / COLUMNS). A lane holds LANE_COLUMNS columns of one row of the
+// state's gradient and of the states before CHECKPOINT tokens, which it recomputes from the
+// checkpoint that the forward kernel stored. The gradients of r, k and w are sums over columns.
+// Each lane adds its columns, the warps' sums are added through shared memory, and the host adds
 // the blocks' sums. The gradient of v is a sum over rows.
 //
 // Shared memory: two cp.async stages of TOKENS tokens, one stage's tokens converted to fp32, and

@@ -84,7 +84,7 @@ class ChunkQuasarFunction(torch.autograd.Function):
 
 
 _apply = torch_private.apply_of(ChunkQuasarFunction)
-_known: set[Any] = set()  # kinds of calls whose kernels are being compiled, or are compiled
+_known: set[Any] = set()  # kinds of calls for which the compilation of all kernels has started
 
 
 def _prepared(
@@ -151,9 +151,9 @@ def chunk_quasar(
 
     Returns:
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64 for fp64
-        inputs) or None; with `checkpoint_every`, also the checkpoints `[B, T // n, H, S, S]`, or
-        those of all packed sequences, one after the other, in one row. Gradients reach q, k, v,
-        beta and initial_state, from all results.
+        inputs) or None. With `checkpoint_every`, also the checkpoints `[B, T // n, H, S, S]`; those
+        of packed sequences follow one another in one row. Gradients reach q, k, v, beta and
+        initial_state, from all results.
 
     Raises:
         ValueError: an unknown keyword argument, shapes that do not fit one another, another dtype,

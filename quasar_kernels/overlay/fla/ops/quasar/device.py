@@ -38,8 +38,8 @@ def on_its_device(function: Function) -> Function:
 def is_recorded(*tensors: torch.Tensor | None) -> bool:
     """Return whether autograd records a call with these tensors.
 
-    On a GPU, calls in forward mode count, too: autograd functions raise an error for them, while
-    kernels launched outside of one would return results without derivatives.
+    On a GPU, calls in forward mode count, too. An autograd function then raises an error; without
+    one, kernels would return results without derivatives.
     """
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return True

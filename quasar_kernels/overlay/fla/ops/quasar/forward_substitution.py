@@ -1,7 +1,7 @@
 """Inverse of unit lower triangular matrices by block forward substitution, with its gradient.
 
-The inverses of adjacent diagonal blocks are joined in pairs. Unlike a Neumann series, whose powers
-of L - I grow without bound for correlated keys, the recursion is stable.
+The inverses of adjacent diagonal blocks are joined in pairs. This recursion is stable. In a Neumann
+series, the powers of L - I would grow without bound for correlated keys.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def divisible(step: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     The gradient of a step size a is a multiple of V' / a, so a must not be zero. A step of 2^-26
     changes no fp32 state, and its V' can be represented in bf16 and fp32. Smaller steps would lose
-    digits, because the CUDA kernels' fp16 inverses contain the root of a. fp16 cannot represent
-    such a V': there the gradient of a zero step is zero.
+    digits, because the CUDA kernels' fp16 inverses contain the root of a. In fp16, V' would be
+    zero, so there the gradient of a zero step is zero.
     """
     return step if dtype == torch.float16 else step.clamp(min=2.0**-26)
 

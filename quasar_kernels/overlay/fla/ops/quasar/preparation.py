@@ -275,7 +275,7 @@ def _programs(how: Preparation, N: int, M: int, rows: int) -> int:
 
 
 class PreparationFunction(torch.autograd.Function):
-    """The kernels as a node of autograd, for operators whose own node does not launch them."""
+    """The kernels as a node of autograd, for operators that do not launch them in their own."""
 
     @staticmethod
     def forward(ctx: Any, how: Preparation, q: Any, k: Any, beta: Any) -> tuple[torch.Tensor, ...]:

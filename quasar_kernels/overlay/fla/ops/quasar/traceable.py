@@ -1,10 +1,10 @@
 """Makes a function one operator in the graphs of torch.compile and torch.export.
 
 They can trace neither launches of kernels nor loops that depend on the values of `cu_seqlens`.
-While they trace, and in a FakeTensorMode, a call becomes a custom operator, of which shapes and
-gradients are known; all other calls run as without this file. How much a forward pass saves is
-known only when the kernels run, so the operator saves its inputs, and the operator of the gradients
-runs the forward pass again.
+While they trace, and in a FakeTensorMode, a call becomes a custom operator with known shapes and
+gradients; this file does not change other calls. How much a forward pass saves is known only when
+the kernels run. The operator therefore saves its inputs, and the operator of the gradients runs the
+forward pass again.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def load_kernels(parts: Sequence[bytes], names: Iterable[str], device: int) -> d
 
 
 def part_with(name: str, parts: Sequence[bytes]) -> int:
-    """Return the index of the part whose code names a kernel; 0 if none does.
+    """Return the index of the part with a kernel's name in its code; 0 if none has it.
 
     The driver would return an error for each other part, and compute-sanitizer reports errors.
     """

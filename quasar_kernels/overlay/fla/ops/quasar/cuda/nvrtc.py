@@ -23,7 +23,7 @@ from fla.ops.quasar import switches
 from fla.ops.quasar.cache import cache_folder, write_whole
 
 HOPPER = (9, 0)
-"""The capability with `wgmma`; its target is sm_90a, whose code runs on no other GPU."""
+"""The capability with `wgmma`. Code for its target, sm_90a, runs on no other GPU."""
 
 _DIGEST = hashlib.sha256().digest_size
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
@@ -31,8 +31,8 @@ _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 _REMEDIES = (
     ("out of memory", "free memory on the machine, then start again"),
     ("unsupported_ptx_version", "update the GPU's driver: it is older than torch's CUDA"),
-    ("no_binary_for_gpu", "install a torch build whose CUDA supports this GPU"),
-    ("--gpu-architecture", "install a torch build whose CUDA supports this GPU"),
+    ("no_binary_for_gpu", "install a torch build that supports this GPU"),
+    ("--gpu-architecture", "install a torch build that supports this GPU"),
     ("open source file", "restore the csrc folders"),
     ("builtins", "reinstall torch's nvidia-cuda-nvrtc wheel: a part of it is missing"),
 )

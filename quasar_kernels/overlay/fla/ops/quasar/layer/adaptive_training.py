@@ -31,8 +31,8 @@ from fla.ops.quasar.segments import Segments
 
 _WEIGHTS = len(Weights._fields) + 2
 SHORT = 1 << 22
-"""Largest input of a call whose graphs compute the forward pass twice: 2,730 tokens of 1,536
-channels. Longer calls save their results (adaptive_memory.py)."""
+"""Largest input of a call that computes the forward pass again in its backward pass's graph: 2,730
+tokens of 1,536 channels. Longer calls save their results (adaptive_memory.py)."""
 MAX_WORK = 1 << 36
 """A backward pass with saved results is replayed up to this many tokens times channels squared.
 16,384 tokens of 1,536 channels are half as many, and take 1.7 ms on an H200."""

@@ -14,8 +14,8 @@ from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher, padded
 
 _PROGRAMS = 4096
-"""Target number of programs of a launch: several for each slot of a GPU, so that it stays busy, but
-few enough that adding their sums takes little time."""
+"""Target number of programs of a launch. These are several for each program that a GPU runs at a
+time, so that it stays busy, and so few that adding their sums takes little time."""
 _MAX_GRID_ROWS = 65_535
 """The largest second dimension of CUDA's grids."""
 

@@ -32,9 +32,9 @@ from fla.ops.quasar.layer.weight_tiles import (
 MIN_TOKENS = 1 << 9
 """Minimum mean length of a call's sequences for the fused kernels; below, an H200 is slower."""
 MIN_WIDE_TILES = 264
-"""Minimum number of tiles for wide.py: two for each SM of an H200. On an H100 the forward pass with
-264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and 1,024
-channels); with 180 tiles it is 3% slower or 10% faster."""
+"""Minimum number of tiles for wide.py: two for each SM of an H200. Compared with a library product
+on an H100, the forward pass with 264 tiles is as fast (2,048 channels) or 10% faster (768 and 1,024
+channels). With 180 tiles it is 3% slower or 10% faster."""
 
 MMA_SYNC = (8, 12)
 """Major compute capabilities of GPUs with no faster products than `mma.sync`. There portable.py is

@@ -48,8 +48,8 @@ _PIECE = 8  # elements that a thread converts
 _dtype = operator.attrgetter("dtype")
 
 _serialized: dict[tuple[object, ...], bytes] = {}
-"""Arguments of the launches that convert the weights, by layouts, addresses and dtypes: to
-serialize them again would take a sixth of a call's time on the host."""
+"""Arguments of the launches that convert the weights, by layouts, addresses and dtypes. Serializing
+them at each call would take a sixth of its time on the host."""
 _MAX_SERIALIZED = 256
 
 

@@ -85,7 +85,7 @@ def build_cp_context(
         lengths = [share + (r < rest) for r in range(world)]
     if len(lengths) != world or sum(lengths) != bounds[-1] or min(lengths) < 0:
         raise ValueError(
-            f"lengths must be {world} numbers, one for each rank, whose sum is the {bounds[-1]} "
+            f"lengths must be {world} numbers, one for each rank, with the sum {bounds[-1]}, the "
             f"tokens of cu_seqlens; got {list(lengths)}"
         )
     local, before, after, halo = locate(bounds, lengths, rank)

@@ -19,7 +19,7 @@ def operand(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def split(x, DTYPE: tl.constexpr):
-    """Return fp32 x as two operands whose sum keeps twice the digits of one."""
+    """Return fp32 x as two operands; their sum keeps twice the digits of one."""
     if DTYPE == tl.bfloat16:
         # rounded as an integer, because GPUs convert back from bf16 at a sixteenth of this rate;
         # the minimum keeps a GPU's NaN (0x7FFFFFFF), which the addition would turn into a zero

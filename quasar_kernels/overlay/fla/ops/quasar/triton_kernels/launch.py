@@ -37,7 +37,7 @@ class Launcher:
     interpreter, with an older Triton), Triton does all launches.
 
     Args:
-        kernel: a `triton.jit` function whose constexprs follow its other arguments.
+        kernel: a `triton.jit` function with its constexprs after all other arguments.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -120,7 +120,7 @@ _starting = threading.Lock()
 def compile_ahead(key: Any, launch: Callable[..., Any], *arguments: Any) -> None:
     """Start to compile the kernels that `launch(*arguments)` launches, once for each key.
 
-    `launch` runs on copies of the arguments whose tensors have no memory. The current device must
+    `launch` gets copies of the arguments in which tensors have no memory. The current device must
     be that of its later calls. While a CUDA graph is captured, nothing happens.
 
     Args:

@@ -31,7 +31,7 @@ class Tiles(NamedTuple):
     value_cols: int  # state columns that a program of pass 2 owns
     output_warps: int
     output_stages: int
-    grad_warps: int  # of the backward kernels, whose programs hold whole states
+    grad_warps: int  # of the backward kernels; their programs hold whole states
 
 
 class Gpu(NamedTuple):

@@ -121,8 +121,8 @@ __device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2
   unpack<T>(x[3], out[1][2], out[1][3]);
 }
 
-// The bits of x after half a unit of tf32's last place was added to its magnitude. The minimum keeps
-// a GPU's NaN (0x7fffffff): the addition alone would carry into its sign and make it a zero.
+// The bits of x, with half a unit of tf32's last place added to its magnitude. The minimum keeps a
+// GPU's NaN (0x7fffffff): the addition alone would carry into its sign and make it a zero.
 __device__ __forceinline__ u32 add_half_unit_of_tf32(float x) {
   return (u32)(min(__float_as_int(x), 0x7fffefff) + 0x1000);
 }

@@ -21,7 +21,7 @@ struct ScanShared {
   float state[2][COLUMNS][S + 8];  // transposed
 };
 
-// Scans `steps` segments, whose maps G and offsets R (the block's COLUMNS columns of them) are
+// Scans `steps` segments. Their maps G, and the block's COLUMNS columns of their offsets R, are
 // `stride` apart. start(row, column) returns an element of the first state.
 // store(n, row, column, x) receives in x the elements (row, column), (row, column + 1),
 // (row + 8, column) and (row + 8, column + 1) of the state after segment n. Columns count from the

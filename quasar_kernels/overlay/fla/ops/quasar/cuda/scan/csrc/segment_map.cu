@@ -4,20 +4,20 @@
 // Grid: one block for each segment, head and panel of 64 rows of G and R. Each of 4 warps owns 16
 // rows and keeps them in registers. map_chunk.cuh has the algebra.
 //
-// Mainloop, over tiles of 64 tokens from the segment's last to its first, in three pipeline steps
-// that run on different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare (warp w
-// computes chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by all four
-// chunks). There are no dedicated producer warps. A sequence's last segment needs no map, and all
-// others are whole tiles, so no tile is partial. Rows of G are at first stored as G - I. Every
-// CHECK_EVERY tiles, rows that are far from the identity's are switched to storing G, and the block
-// may stop once all of G is negligible (segments.cuh).
+// Mainloop, over tiles of 64 tokens from the segment's last to its first. Three pipeline steps run
+// on different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare (warp w computes
+// chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by all four chunks).
+// There are no dedicated producer warps. A sequence's last segment needs no map, and all others are
+// whole tiles, so no tile is partial. Rows of G are at first stored as G - I. Every CHECK_EVERY
+// tiles, rows that are far from the identity's are switched to storing G, and the block may stop
+// once all of G is negligible (segments.cuh).
 // Epilogue: G, rounded to tf32, goes to `maps` and R to `states`.
 //
 // Shared memory: three stages of keys, two of values, two of prepared chunks, and the mbarriers.
 //
-// Blocks whose launch indices differ by a fixed number share a multiprocessor. Heads are rotated
-// across segments so that such co-resident blocks work on different heads: the slowest head, whose
-// maps decay last, then spreads over as many multiprocessors as it has blocks.
+// Blocks with launch indices that differ by a fixed number share a multiprocessor. Heads are
+// rotated across segments, so that these blocks work on different heads. The blocks of the slowest
+// head, in which maps decay last, then run on different multiprocessors.
 
 #include "copies.cuh"
 #include "map_chunk.cuh"

@@ -3,7 +3,7 @@
 // Grid: one block for each segment, head and panel of 64 value channels. Each warp owns 16 columns
 // of the state (32 without wgmma) and keeps them in registers. output_chunk.cuh has the algebra.
 //
-// Mainloop, over tiles of 16 * WARPS tokens: while a tile is copied in, the one before it is
+// Mainloop, over tiles of 16 * WARPS tokens. While a tile is copied in, the one before it is
 // prepared (warp w computes the WY matrix and the scores of chunk w) and then applied (every warp
 // updates its columns with all chunks). There are no dedicated producer warps: on Hopper one lane
 // of each warp copies its keys and queries, and a lane of warp 0 copies the values and o. Epilogue

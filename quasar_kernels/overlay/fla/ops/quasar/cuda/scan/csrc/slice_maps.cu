@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
   slice_map(arg);
 }
 
-// The fold of `count` affine maps, x <- G[n] x + R[n] from x = R[0] on; mirrored by slice_forward.py.
+// The fold of `count` affine maps, x <- G[n] x + R[n] from x = R[0]; mirrored by slice_forward.py.
 struct FoldArguments {
   const float *G, *R;      // G of n = 1 and R of n = 0, [heads, S, S] each
   float* state;            // [heads, S, S]: the result

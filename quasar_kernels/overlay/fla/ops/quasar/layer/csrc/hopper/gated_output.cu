@@ -6,10 +6,9 @@
 //
 // Warps of a block: two consumer warpgroups and one producer warpgroup. Each consumer warpgroup
 // owns 64 tokens and keeps their 512 channels in registers from the norm to the products: the gated
-// norm is the A operand of the last product, and only y is written. In the producer warpgroup one
-// thread copies swizzled weight tiles (pack_weights.cu) to both blocks of the cluster, W_g's and
-// then W_o's, and two warps copy the consumers' rows of narrow and o, a head of 64 tokens at a
-// time.
+// norm is the A operand of the last product, and only y is written. In the producer warpgroup, one
+// thread copies swizzled weight tiles (pack_weights.cu) to both blocks of the cluster, first W_g's,
+// then W_o's. Two warps copy the consumers' rows of narrow and o, a head of 64 tokens at a time.
 //
 // Shared memory (gated_rows.cuh): a pipeline of WEIGHT_STAGES weight tiles; for each consumer one
 // tile of narrow and a pipeline of CHUNKS heads of o.

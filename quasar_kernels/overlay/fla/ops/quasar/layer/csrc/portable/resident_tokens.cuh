@@ -1,14 +1,15 @@
-// Products of 128 tokens, which stay on chip, and weight tiles, which stream past them, by mma.sync
-// and cp.async: for every GPU from compute capability 8.0, in 99 KB of shared memory.
+// Products of 128 tokens, which stay on chip, with weight tiles, which stream past them. They use
+// mma.sync, cp.async and 99 KB of shared memory, which every GPU from compute capability 8.0 has.
 //
 // A block has two groups of four warps. Warp w of each group owns the tokens 32 w .. 32 w + 31 of
 // the block's 128, and a group owns half of the output channels, 64 at a time. A warp's 512 inputs
-// are A operands: the first 256 are in its registers (in both groups), the others in shared memory,
-// in the order of the registers, so that one load of 16 bytes brings a lane's part of an operand.
-// 128 KB of the register file and 64 KB of shared memory therefore hold 128 tokens. 64 tokens would
-// fit shared memory alone, but weights would then cross the L2 cache twice as often. With operands
-// of 16 tokens, every weight would be read from shared memory twice as often. Either would take
-// longer than the products on GPUs with at least 1,024 multiply-adds per clock and multiprocessor.
+// are A operands. The first 256 are in its registers (in both groups). The others are in shared
+// memory, in the order of the registers, so that one load of 16 bytes brings a lane's part of an
+// operand. 128 KB of registers and 64 KB of shared memory therefore hold 128 tokens. 64 tokens
+// would fit shared memory alone, but weights would then cross the L2 cache twice as often. With
+// operands of 16 tokens, every weight would be read from shared memory twice as often. Either would
+// take longer than the products on GPUs with at least 1,024 multiply-adds per clock and
+// multiprocessor.
 //
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
 // weight tiles that pack_weights.cu writes. While one group waits or computes its results, the

@@ -1,12 +1,12 @@
-// The scan of the backward pass, from a sequence's last segment to its first: d_states[n] <-
-// maps[n]^T d_states[n + 1] + d_states[n], which replaces a segment's addition to the state's
-// gradient by the gradient before that segment, in fp32.
+// The scan of the backward pass, from a sequence's last segment to its first, in fp32:
+//     d_states[n] <- maps[n]^T d_states[n + 1] + d_states[n].
+// It replaces a segment's addition to the state's gradient by the gradient before that segment.
 //
-// Grid: (sequences * heads, S / COLUMNS), as in segment_scan.cu: a block keeps COLUMNS columns in
-// shared memory, each warp owns 16 rows, and a cp.async pipeline prefetches the maps (for heads of
+// Grid: (sequences * heads, S / COLUMNS), as in segment_scan.cu. A block keeps COLUMNS columns in
+// shared memory, and each warp owns 16 rows. A cp.async pipeline prefetches the maps (for heads of
 // 128 in PARTS of rows). The maps have the precision of tf32. The gradient enters the products as
-// the sum of two tf32 operands: a small gradient in an earlier segment may consist entirely of the
-// digits that one operand would drop from a large gradient.
+// the sum of two tf32 operands. One operand would drop low digits of a large gradient, and a small
+// gradient in an earlier segment may consist of just these digits.
 
 #include "gradients.cuh"
 

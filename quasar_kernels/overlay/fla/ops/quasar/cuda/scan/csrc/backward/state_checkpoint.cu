@@ -5,9 +5,9 @@
 // panel of 64 value channels; its warps own columns of -S^T. A chunk gives
 //     V' = A diag(a) (V - K S),  S += K^T V',
 // with the WY representation's matrix A diag(a) (chunk.cuh). V' enters the state rounded, as it is
-// stored, so that later V' compensate for the rounding of earlier ones: the sum of K^T V' over a
-// tile equals the state even if keys are alike. V' is stored in the rows of dq. With decays, the
-// stored V' is decayed to the chunk's end and enters the state as a high and a low part.
+// stored. Later V' then compensate for the rounding of earlier ones, and the sum of K^T V' over a
+// tile equals the state's change even if keys are alike. V' is stored in the rows of dq. With
+// decays, the stored V' is decayed to the chunk's end and enters the state as two operands.
 //
 // Shared memory: two stages of keys, two of values (V' overwrites v), one set of WY matrices.
 

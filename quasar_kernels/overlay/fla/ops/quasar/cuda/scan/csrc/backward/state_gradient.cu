@@ -4,12 +4,12 @@
 //     dV = B^T (P^T dO + K dS),  dS += Q^T dO - K^T dV.
 // Grid: one block for each segment, head and panel of 64 value channels. Columns of dS and dV are
 // independent, so each warp owns 16 * COLUMN_BLOCKS columns and keeps dS^T in registers; all
-// matrices are transposed, as in output_chunk.cuh. Over a segment this is an affine map whose
-// matrix is the transpose of the forward pass's. state_gradient_map computes the map's offset (in a
-// sequence's last segment the gradient itself, from d_final); after the scan over segments
-// (gradient_scan.cu), state_gradient starts from the true gradient after the segment, writes dv,
-// and stores checkpoints of dS in the rows of dk. With decays, the map may omit the segment's last
-// tokens (tokens_until_faded).
+// matrices are transposed, as in output_chunk.cuh. Over a segment this is an affine map; its matrix
+// is the transpose of the forward pass's. state_gradient_map computes the map's offset, and in a
+// sequence's last segment the gradient itself, from d_final. gradient_scan.cu then scans over the
+// segments. state_gradient starts from the true gradient after the segment, writes dv, and stores
+// checkpoints of dS in the rows of dk. With decays, the map may omit the segment's last tokens
+// (tokens_until_faded).
 //
 // Shared memory: two stages of keys and queries, two of dO (dv overwrites it), one set of
 // triangular matrices.
