@@ -3,33 +3,20 @@
 import pytest
 import torch
 from fla.layers.quasar import QuasarCache
-from torch import nn
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import packed
 from tests.gpu.layer.layers import call, graphs, make_layer
+from tests.quasar_kernels.blocks.test_wrapped_modules import Adapted
 
 pytestmark = pytest.mark.gpu
-
-
-class Lora(nn.Module):
-    """A low-rank adapter around a linear module."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 4, bias=False, device="cuda")
-        self.up = nn.Linear(4, base.out_features, bias=False, device="cuda")
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
 
 
 @pytest.fixture
 def pair():
     """A layer with an adapter and a hook, and the same layer with changed weights."""
     layer, same = make_layer(), make_layer()
-    layer.k_proj = Lora(layer.k_proj)
+    layer.k_proj = Adapted(layer.k_proj).cuda()
     layer.o_proj.register_forward_hook(lambda module, args, y: 2 * y)
     with torch.no_grad():
         same.k_proj.weight += layer.k_proj.up.weight @ layer.k_proj.down.weight

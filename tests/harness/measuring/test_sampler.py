@@ -113,16 +113,6 @@ def test_a_check_that_does_not_cover_the_length_is_repeated(tmp_path, earlier):
     assert runner.checks == [TARGET]
 
 
-def test_no_sample_is_repeated(tmp_path: Path) -> None:
-    sampler = sampler_of(tmp_path, runner := FakeRunner())
-    sampler.run(claim_plan(sampler))
-    runner.calls.clear()
-    sampler.run(claim_plan(sampler))
-    assert runner.calls == []
-    sampler.run(claim_plan(sampler, confirming=len(sampler.of(TARGET))))
-    assert (runner.calls, runner.checks) == ([TARGET], [TARGET])
-
-
 def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> None:
     runner, seen = FakeRunner([1000.0, 1100.0] * MAX_RUNS), list[int]()
 

@@ -89,34 +89,26 @@ def test_torch_replaces_failed_kernels_with_one_log_line(caplog):
     assert "\n" not in line
 
 
-def test_an_invalid_call_disables_no_kernels():
-    def compute(x):
-        if x < 0:
-            raise ValueError("the call is wrong")
-        return x, x
+def raising(error):
+    """Return kernels that fail."""
 
-    operator = backends.Operator("X", [backends.Kernels("a", "math", "", compute)], compute)
-    like = torch.zeros(1).as_subclass(OnGPU)
+    def compute(_):
+        raise error
+
+    return compute
+
+
+def one_kernel(compute, in_torch=lambda x: (x, x)):
+    return backends.Operator("X", [backends.Kernels("a", "math", "", compute)], in_torch)
+
+
+def test_invalid_and_empty_calls_and_a_lack_of_memory_disable_no_kernels():
+    like, wrong = torch.zeros(1).as_subclass(OnGPU), raising(ValueError("the call is wrong"))
+    invalid, full = one_kernel(wrong, wrong), one_kernel(raising(torch.OutOfMemoryError("full")))
     with pytest.raises(ValueError, match="the call is wrong"):
-        operator(like, False, -1)
-    assert operator.backend(GPU, torch.float32).name == "a"
-    assert operator(like, False, 1) == (1, 1)
-
-
-def test_a_call_without_tokens_runs_no_kernel():
-    def broken(*_):
-        raise AssertionError
-
-    operator = backends.Operator("X", [backends.Kernels("a", "math", "", broken)], lambda x: (x, x))
-    assert operator(torch.zeros(0).as_subclass(OnGPU), False, 1) == (1, 1)
-    assert operator.backend(GPU, torch.float32).name == "a"
-
-
-def test_there_is_no_fallback_without_memory():
-    def full(*_):
-        raise torch.OutOfMemoryError("full")
-
-    operator = backends.Operator("X", [backends.Kernels("a", "math", "", full)], full)
-    with pytest.raises(torch.OutOfMemoryError):
-        operator(torch.zeros(1).as_subclass(OnGPU), False)
-    assert operator.backend(GPU, torch.float32).name == "a"
+        invalid(like, False, -1)
+    with pytest.raises(torch.OutOfMemoryError):  # torch needs no less
+        full(like, False, 1)
+    empty = one_kernel(raising(AssertionError()))
+    assert empty(like[:0], False, 1) == (1, 1)
+    assert {x.backend(GPU, torch.float32).name for x in (invalid, full, empty)} == {"a"}

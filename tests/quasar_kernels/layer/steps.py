@@ -54,7 +54,7 @@ def exact_step(
     return {"y": y.detach(), "x": wide.grad} | {n: w.grad for n, w in weights.items()}
 
 
-def _run_quasar(_layer: Any, weights: Any, x: Tensor, _rotation: None) -> Tensor:
+def _run_quasar(_layer: Any, weights: Any, x: Tensor, _rotation: object) -> Tensor:
     H, S = len(weights["beta_log"]), len(weights["o_norm.weight"])
     operator = partial(quasar_chunked, chunk=256)  # fewer chunks need fewer launches
     return quasar_layer(weights, x, num_heads=H, head_dim=S, operator=operator)

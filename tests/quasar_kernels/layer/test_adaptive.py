@@ -130,23 +130,6 @@ def test_hooks_and_replaced_projections_count():
     assert relative_rms(layer(x)[0], plain) > 0.1
 
 
-IGNORED = [{"expand_v": 2}, {"num_v_heads": 6}, {"allow_neg_eigval": True}, {"head_dims": 3}]
-WRONG = [{"mode": "x"}, {"norm_eps": -1.0}, {"conv_size": 0}]
-
-
-@pytest.mark.parametrize("settings", IGNORED + WRONG)
-def test_settings_that_the_public_layer_ignores_are_refused(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        layer_of(**settings)
-
-
-def test_settings_that_change_nothing_are_accepted():
-    settings = {"expand_v": 1.0, "num_v_heads": HEADS, "allow_neg_eigval": False}
-    names = [{**settings}, {"num_v_heads": None, "allow_neg_eigval": None}]
-    weights = [layer_of(**each).state_dict() for each in (*names, {})]
-    assert all(torch.equal(w[n], weights[0][n]) for w in weights for n in weights[0])
-
-
 def test_calls_that_would_be_wrong_are_refused():
     layer, x = layer_of(), torch.randn(2, 6, WIDTH)
     cos, sin = tables(6)

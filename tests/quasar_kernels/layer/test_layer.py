@@ -16,10 +16,12 @@ from tests.quasar_kernels.inputs import without_memory
 from tests.quasar_kernels.layer.steps import exact_step, step
 
 D, H, S = 48, 3, 16
+SIZES = {"hidden_size": D, "head_dim": S, "num_heads": H}
+kinds = pytest.mark.parametrize("kind", [QuasarAttention, AdaptiveQuasarAttention])
 
 
 def layer(**options):
-    return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, **options)
+    return QuasarAttention(**SIZES, **options)
 
 
 def reference(module, x):
@@ -266,7 +268,7 @@ def test_second_derivatives_are_refused():
         (y.sum() + dx.square().sum()).backward()
 
 
-@pytest.mark.parametrize("kind", [QuasarAttention, AdaptiveQuasarAttention])
+@kinds
 def test_tensors_without_memory_are_refused(kind):
     module = kind(D, 16, 1)
     for name, x in without_memory((2, 5, D)).items():
@@ -275,8 +277,6 @@ def test_tensors_without_memory_are_refused(kind):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="mode"):
-        layer(mode="parallel")
     module, x = layer(), torch.randn(2, 4, D)
     for shape in ((2, 4, 4), (2, 3), (1, 4), (3, 4)):
         with pytest.raises(ValueError, match="padding mask"):
@@ -298,37 +298,37 @@ def test_bad_arguments_are_refused():
             module(torch.randn(shape))
 
 
+@kinds
 @pytest.mark.parametrize(
     ("option", "words"),
     [
         ({"num_v_heads": 2 * H}, f"no argument num_v_heads (only {H} is supported)"),
         ({"expand_v": 2.0}, "no argument expand_v (only 1 is supported)"),
         ({"allow_neg_eigval": True}, "no argument allow_neg_eigval (only False is supported)"),
-        ({"head_dims": 8}, "no argument head_dims (did you mean head_dim?)"),
+        ({"head_dims": 8}, "no argument head_dims ("),
         ({"use_gate": False}, "no argument use_gate"),
+        ({"mode": "parallel"}, "mode must be 'chunk' or 'fused_recurrent'; got 'parallel'"),
         ({"norm_eps": -1.0}, "norm_eps must be a finite number from 0; got -1.0"),
         ({"conv_size": 0}, "conv_size must be a whole number from 1; got 0"),
         ({"layer_idx": -1}, "layer_idx must be the layer's place, from 0; got -1"),
+        *(({n: -4}, f"{n} must be a whole number from 1; got -4") for n in SIZES),
     ],
 )
-def test_unknown_or_impossible_settings_are_refused(option, words):
+def test_unknown_or_impossible_settings_are_refused(kind, option, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        layer(**option)
+        kind(**SIZES | option)
 
 
-@pytest.mark.parametrize("name", ["hidden_size", "head_dim", "num_heads"])
-def test_sizes_below_1_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be a whole number from 1; got -4"):
-        QuasarAttention(**{"hidden_size": D, "head_dim": S, "num_heads": H, name: -4})
-
-
-def test_settings_that_request_nothing_and_numpy_s_integers_are_accepted():
-    layer(expand_v=1.0, num_v_heads=None, allow_neg_eigval=False, fuse_norm=None)
-    layer(num_v_heads=H)
-    QuasarAttention(*np.array([D, S, H]))
+@kinds
+def test_settings_that_request_nothing_and_numpy_s_integers_are_accepted(kind):
+    kind(**SIZES, expand_v=1.0, num_v_heads=None, allow_neg_eigval=False, fuse_norm=None)
+    kind(**SIZES, num_v_heads=H, allow_neg_eigval=None)
+    kind(*np.array([D, S, H]))
 
 
 def test_unknown_arguments_of_a_call_are_refused():
+    with pytest.raises(ValueError, match=r"head_dims \(did you mean head_dim\?\)"):
+        layer(head_dims=8)
     module, x = layer(), torch.randn(1, 10, D)
     bounds = torch.tensor([0, 4, 10])
     for name, value, hint in (

@@ -1,4 +1,4 @@
-"""The limits of the model checks, with values on both sides of each limit."""
+"""The limits of the model checks, with values on both sides of each, and the mini-training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from quasar_kernels.blocks.checks import stages
 from quasar_kernels.blocks.checks.branches import Block, Branch
 from quasar_kernels.blocks.checks.findings import Finding, Verdict
-from quasar_kernels.blocks.checks.training import History
+from quasar_kernels.blocks.checks.training import HELD_OUT, History, draw, train
+from tests.quasar_kernels.blocks.checks.models import VOCABULARY, NaNLater
 
 CPU = torch.device("cpu")
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
-VOCABULARY = 32
 
 
 class Known(nn.Module):
@@ -65,6 +65,17 @@ def test_a_wrong_shape_ends_the_stage_and_values_that_are_not_finite_are_counted
     shape, finite = stages.forward(Misshapen(0.0), VOCABULARY, CPU)
     assert (shape.verdict, finite.verdict, finite.figures) == (FAIL, FAIL, {"not_finite": 3})
     assert shape.told == "[8, 31, 32], required [8, 32, 32]"
+
+
+def test_no_step_trains_on_the_held_out_batch() -> None:
+    held_out = draw(VOCABULARY, HELD_OUT, CPU)
+    assert all(not torch.equal(draw(VOCABULARY, step, CPU), held_out) for step in range(3))
+
+
+def test_a_training_ends_at_the_first_loss_that_is_not_finite() -> None:
+    history = train(NaNLater(), VOCABULARY, 50, CPU)
+    assert 1 < len(history.losses) == len(history.gradient_norms) < 50
+    assert [math.isfinite(loss) for loss in history.losses].index(False) == len(history.losses) - 1
 
 
 def learned(monkeypatch: pytest.MonkeyPatch, history: History) -> list[Finding]:

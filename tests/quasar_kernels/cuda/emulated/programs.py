@@ -45,15 +45,8 @@ class EmulatedKernel(Kernel):
         if isinstance(parameters, bytes):
             parameters = (ctypes.c_char_p * 1)(parameters)
         run, kernel = self.function
-        problem = run(
-            kernel,
-            parameters,
-            len(parameters),
-            *grid,
-            self.threads,
-            self.shared,
-            self.device == LATE,
-        )
+        block = self.threads, self.shared, self.device == LATE
+        problem = run(kernel, parameters, len(parameters), *grid, *block)
         if problem:
             raise RuntimeError(problem.decode())
 
@@ -100,17 +93,8 @@ class Programs:
         files |= {path.name: path.read_text() for path in _HERE.glob("*.h")}
         included = ["numbers.h", "memory.h", *(path.name for path in program._sources)]
         files["all.cpp"] = "".join(f'#include "{name}"\n' for name in included)
-        command = [
-            "g++",
-            "-std=c++20",
-            "-O1",
-            "-w",
-            "-shared",
-            "-fPIC",
-            "-U_FORTIFY_SOURCE",
-            f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}",
-            *options,
-        ]
+        flags = "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"
+        command = ["g++", *flags, f"-DQUASAR_ONLY_{DTYPES[dtype].upper()}", *options]
 
         def make(library: Path) -> None:
             for name, text in files.items():
