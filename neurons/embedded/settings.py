@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.measuring.runner import child_environment
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import OFFLINE
-from neurons.runtime.loading import environment, find_env_file, load_settings
+from neurons.runtime.loading import Sources, environment
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
@@ -38,16 +38,15 @@ CPU_LENGTH = 2048
 CPU_HEADROOM = 0.5
 
 
-def is_embedded(
-    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
-) -> bool:
+def is_embedded(sources: Sources) -> bool:
     """Return whether there is neither a .env nor a setting of a real subnet.
 
-    Raises a ConfigError if the named `env_file` is missing.
+    Raises a ConfigError if a named .env is missing.
     """
-    if find_env_file(env_file, environ) is not None:
+    if sources.path is not None:
         return False
-    return not any(flags.get(name) or environ.get(name.upper()) for name in REAL_SUBNET_SETTINGS)
+    flags, environ = sources.flags, sources.environ
+    return not any(flags.get(x) or environ.get(x.upper()) for x in REAL_SUBNET_SETTINGS)
 
 
 def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
@@ -55,7 +54,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
 
     The user's settings apply, except those that would reach beyond this machine.
     """
-    wanted = load_settings(flags, Path(os.devnull), environ)
+    wanted = Sources(flags, Path(os.devnull), environ).settings()
     device = resolve_device(wanted.device)
     defaults: dict[str, object] = {
         "target_sequence_length": "auto",
@@ -79,7 +78,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "allow_file_forks": True,
     }
     clean = {name: value for name, value in environ.items() if name not in IGNORED_VARIABLES}
-    return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
+    return Sources({**flags, **forced}, Path(os.devnull), clean).settings(defaults=defaults)
 
 
 def choose_port(file: Path) -> int:

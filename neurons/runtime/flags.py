@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from structlog.stdlib import BoundLogger
 from harness.source import tree_commit
 from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, not_writable
-from neurons.runtime.loading import Process, load_settings
+from neurons.runtime.loading import Process, Sources
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT, expand_home
 from quasar_kernels import __version__
@@ -54,6 +55,11 @@ class CommandLineSettings:
 
     settings: dict[str, object] = field(default_factory=dict)
     env_file: Path | None = None
+
+    @cached_property
+    def sources(self) -> Sources:
+        """These settings with those of the environment and the .env, read once."""
+        return Sources(self.settings, self.env_file)
 
     def script(self, environ: Mapping[str, str]) -> str:
         """Return the miner's start script with what selects this miner, for remedies."""
@@ -165,7 +171,7 @@ def start(
     observe.configure()
     earlier = os.umask(0o077)  # also for SQLite's files; the units of systemd set the same
     try:
-        settings = load_settings(given.settings, given.env_file, process=process)
+        settings = given.sources.settings(process)
         try:
             observe.configure(
                 settings.log_level,

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections import ChainMap
 from collections.abc import Collection, Mapping, MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -54,11 +53,11 @@ def environment() -> MutableMapping[str, str]:
     return os.environ
 
 
-def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+def _find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the .env to read, or None; raise ConfigError if a named one is missing.
 
-    A .env that is a broken link or a folder, for example of a volume that is not mounted, counts as
-    named: without it, the miner would silently run its trial.
+    It is also raised if the project's .env is a folder or a broken link, for example because a
+    volume is not mounted: without its .env, the miner would silently run a trial.
     """
     chosen = _named_file(named, environ)
     if chosen is None:
@@ -80,58 +79,79 @@ def _named_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
     return named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
 
 
-def is_env_file_disabled(named: Path | None, environ: Mapping[str, str]) -> bool:
-    """Return whether the user wants no .env to be read, by naming /dev/null."""
-    return str(_named_file(named, environ)) == os.devnull
+class Sources:
+    """Flags, the environment and the .env, which is read once.
 
-
-def load_settings(
-    flags: Mapping[str, object] | None = None,
-    env_file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    *,
-    process: Process | None = None,
-    defaults: Mapping[str, object] | None = None,
-) -> Settings:
-    """Read, merge and check the settings.
+    Creating it raises nothing, so that commands can find the state folder of a miner whose settings
+    cannot be read.
 
     Args:
-        flags, defaults: attribute name to value; flags of None or "" are ignored.
+        flags: attribute name to value; those of None or "" are ignored.
         env_file: the .env to read; by default, the one that the environment's ENV_FILE names, or
             else the project's if it exists. /dev/null means none.
-        process: the process; its required settings are checked, in addition to each value.
-
-    Raises:
-        ConfigError: a line for each problem, with the variable, its value and the remedy.
+        environ: the environment; by default this process's.
     """
-    variables = environment() if environ is None else environ
-    path = find_env_file(env_file, variables)
-    file = read_env_file(path, VARIABLES) if path else EnvFile()
-    sources: dict[str, dict[str, Any]] = {
-        "flag": {key: value for key, value in (flags or {}).items() if value not in (None, "")},
-        "environment": {VARIABLES[key]: variables[key] for key in VARIABLES if variables.get(key)},
-        str(path): {
-            VARIABLES[key]: value for key, value in file.values.items() if key in VARIABLES
-        },
-        "default": dict(defaults or {}),
-    }
-    return _build(sources, file, process)
 
+    def __init__(
+        self,
+        flags: Mapping[str, object] | None = None,
+        env_file: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.flags = {key: value for key, value in (flags or {}).items() if value not in (None, "")}
+        self.environ = environment() if environ is None else environ
+        self.without_file = str(_named_file(env_file, self.environ)) == os.devnull
+        """Whether the user wants no .env to be read, by naming /dev/null."""
+        self._path: Path | ConfigError | None
+        try:
+            self._path = _find_env_file(env_file, self.environ)
+        except ConfigError as error:
+            self._path, self._file = error, EnvFile()
+        else:
+            self._file = read_env_file(self._path, VARIABLES) if self._path else EnvFile()
 
-def state_dir(
-    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
-) -> Path:
-    """Return the state folder, even if other settings are invalid or the .env is missing."""
-    values: Mapping[str, str] = {}
-    with suppress(ConfigError):
-        path = find_env_file(env_file, environ)
-        values = read_env_file(path, VARIABLES).values if path else {}
-    candidates = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
-    chosen = next(filter(None, candidates), Settings.model_fields["state_dir"].default)
-    try:
-        return PROJECT / expand_home(Path(str(chosen)))
-    except ValueError as error:
-        raise ConfigError(Problem(f"STATE_DIR={error}", "Correct STATE_DIR.")) from None
+    @property
+    def path(self) -> Path | None:
+        """The .env that was read, or None; raises ConfigError if a named one is missing."""
+        if isinstance(self._path, ConfigError):
+            raise self._path
+        return self._path
+
+    def settings(
+        self, process: Process | None = None, defaults: Mapping[str, object] | None = None
+    ) -> Settings:
+        """Merge and check the settings.
+
+        Args:
+            process: the process; its required settings are checked, in addition to each value.
+            defaults: attribute name to value, instead of the settings' own defaults.
+
+        Raises:
+            ConfigError: a line for each problem, with the variable, its value and the remedy.
+        """
+        known = self._file.values.keys() & VARIABLES
+        sources: dict[str, dict[str, Any]] = {
+            "flag": self.flags,
+            "environment": {
+                VARIABLES[x]: self.environ[x] for x in VARIABLES if self.environ.get(x)
+            },
+            str(self.path): {VARIABLES[name]: self._file.values[name] for name in known},
+            "default": dict(defaults or {}),
+        }
+        return _build(sources, self._file, process)
+
+    def state_dir(self) -> Path:
+        """Return the state folder, even if other settings are invalid or the .env is missing."""
+        candidates = (
+            self.flags.get("state_dir"),
+            self.environ.get("STATE_DIR"),
+            self._file.values.get("STATE_DIR"),
+        )
+        chosen = next(filter(None, candidates), Settings.model_fields["state_dir"].default)
+        try:
+            return PROJECT / expand_home(Path(str(chosen)))
+        except ValueError as error:
+            raise ConfigError(Problem(f"STATE_DIR={error}", "Correct STATE_DIR.")) from None
 
 
 def _build(
@@ -192,7 +212,7 @@ class EnvFile:
 
     # name to text, without empty ones (an empty value means unset)
     values: dict[str, str] = field(default_factory=dict)
-    # names that are no settings, with a similar setting in the remedy, and repeated names
+    # names that are not settings, with a similar setting as the remedy, and repeated names
     ignored: list[Problem] = field(default_factory=list)
     unsafe: list[Problem] = field(default_factory=list)  # others can read the file
     # lines that cannot be parsed; their values are not shown
@@ -227,7 +247,7 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
                 result.values.pop(name, None)
                 if binding.value:
                     result.values[name] = binding.value
-    if not open_quote:  # else a name may be part of a value that was meant to span lines
+    if not open_quote:  # otherwise a name may be part of a value that was meant to span lines
         result.ignored += [_explain(name, known) for name in result.values if name not in known]
         result.ignored += repeated
     if path.stat().st_mode & 0o077:

@@ -33,14 +33,7 @@ from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.flags import CommandLineSettings, Whole
 from neurons.runtime.identity import public_hotkey
-from neurons.runtime.loading import (
-    Process,
-    environment,
-    find_env_file,
-    is_env_file_disabled,
-    load_settings,
-    state_dir,
-)
+from neurons.runtime.loading import Process, Sources, environment
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
@@ -67,12 +60,11 @@ def read_settings(
     The settings that `process` requires must be present; None requires none. Raises a ConfigError
     with all problems.
     """
-    flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = _is_trial(given)
     if embedded:
-        settings = embedded_settings(flags, environment())
+        settings = embedded_settings(given.settings, environment())
     else:
-        settings = load_settings(flags, given.env_file, process=process)
+        settings = given.sources.settings(process)
     for secret in settings.secrets():
         observe.register_secret(secret)
     if settings.pytorch_cuda_alloc_conf:  # the measuring processes inherit the environment
@@ -82,7 +74,7 @@ def read_settings(
 
 def log_file(given: CommandLineSettings) -> Path:
     """Return the path of the miner's log, even if its settings cannot be read."""
-    folder = state_dir(given.settings, given.env_file, environment())
+    folder = given.sources.state_dir()
     with suppress(ConfigError):
         if _is_trial(given):
             folder /= "embedded"
@@ -95,10 +87,10 @@ def _is_trial(given: CommandLineSettings) -> bool:
     Raises a ConfigError if there is no .env, but a real miner's journal. Otherwise, a process
     manager would restart that miner as a trial, while its commitment waits for the reveal.
     """
-    if not is_embedded(given.settings, given.env_file, environment()):
+    if not is_embedded(given.sources):
         return False
-    folder = state_dir(given.settings, given.env_file, environment())
-    if not is_env_file_disabled(given.env_file, environment()) and find_journal(folder):
+    folder = given.sources.state_dir()
+    if not given.sources.without_file and find_journal(folder):
         problem = f"There is no .env, but {folder} holds the journal of a miner of a real subnet."
         remedy = "Put .env back, or name it with --env-file. --env-file /dev/null runs a trial."
         raise ConfigError(Problem(problem, remedy))
@@ -123,7 +115,7 @@ def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int)
         settings, _ = read_settings(given, process=None)
         folder, hotkey = settings.state_dir, public_hotkey(*settings.miner_wallet)
     except ConfigError as error:
-        path = find_env_file(given.env_file, environment())
+        path = given.sources.path
         if path is None or not os.access(path, os.R_OK, effective_ids=True):
             raise  # a .env that is lost or cannot be read may name the folder
         echo(str(error), sys.stderr)
@@ -170,9 +162,9 @@ def doctor(given: CommandLineSettings, as_json: bool, kernels: bool) -> int:
         settings, embedded = read_settings(given)
     except ConfigError as error:
         findings = [failure("settings", *one) for one in error.problems]
-        folder = state_dir(given.settings, given.env_file, environment())
+        folder = given.sources.state_dir()
         readable = {"state_dir": folder, "device": resolve_device("auto")}
-        findings += machine(load_settings(readable, Path(os.devnull), {}))
+        findings += machine(Sources(readable, Path(os.devnull), {}).settings())
     else:
         findings += doctor_checks.examine(settings, embedded=embedded)
     printed = _print_findings(findings, as_json, gap=f"\n{'':23}-> ")

@@ -22,6 +22,7 @@ from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.runtime import child as child_module
 from neurons.runtime.child import Child
 from neurons.runtime.errors import ConfigError, Postponed, QuasarError
+from neurons.runtime.loading import Sources
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 from neurons.validator.loop import Validator
@@ -40,10 +41,10 @@ NOWHERE = Path(os.devnull)
     ],
 )
 def test_a_run_is_embedded_if_no_setting_names_a_real_subnet(flags, environ, expected, tmp_path):
-    assert is_embedded(flags, NOWHERE, environ) is expected
+    assert is_embedded(Sources(flags, NOWHERE, environ)) is expected
     present = tmp_path / ".env"
     present.touch()
-    assert not is_embedded(flags, present, environ)
+    assert not is_embedded(Sources(flags, present, environ))
 
 
 def test_user_settings_apply_unless_they_reach_other_machines(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.runtime.identity import Identity
-from neurons.runtime.loading import load_settings
+from neurons.runtime.loading import Sources
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
@@ -169,7 +169,7 @@ def make_settings(state_dir: Path, **flags: Any) -> Settings:
         "optimization_interval": 5.0,
         **flags,
     }
-    return load_settings(values, env_file, {})
+    return Sources(values, env_file, {}).settings()
 
 
 Miner = Callable[..., Context]

@@ -24,7 +24,7 @@ from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.watcher import Watcher, copy_of
 from neurons.runtime.errors import Held
 from neurons.runtime.identity import ChainUnreachable
-from neurons.runtime.loading import load_settings
+from neurons.runtime.loading import Sources
 from neurons.runtime.observe import get_logger, register_secret
 from tests.neurons.fake_validator_api import COMMIT, REVEAL, Fault
 from tests.neurons.miner.miner_command import idle_environment
@@ -316,7 +316,7 @@ def test_the_program_connects_alerts_and_the_watcher_with_the_settings(tmp_path,
     copies = tmp_path / "copies"
     copies.mkdir()
     environ = {**idle_environment(tmp_path), "ALERT_COMMAND": command, "JOURNAL_COPY": str(copies)}
-    settings = load_settings({}, Path(os.devnull), environ)
+    settings = Sources({}, Path(os.devnull), environ).settings()
     with _context(settings, False, threading.Event(), "./START_MINER.sh") as context:
         context.alerts.send("disk", "it is full")
         assert context.watcher is not None

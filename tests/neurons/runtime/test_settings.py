@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dotenv import dotenv_values
@@ -13,10 +14,11 @@ from dotenv import dotenv_values
 from neurons.embedded.settings import is_embedded
 from neurons.runtime import env_example
 from neurons.runtime.errors import EX_CONFIG, ConfigError
-from neurons.runtime.loading import load_settings, read_env_file
+from neurons.runtime.loading import Process, Sources, read_env_file
 from neurons.runtime.settings import Settings
 from tests import PROJECT
-from tests.processes import run
+from tests.neurons.miner.miner_command import BARE
+from tests.processes import run, run_python
 
 NOTHING: dict[str, str] = {}
 HOTKEY = "5" + "F" * 47
@@ -34,20 +36,19 @@ def env_file(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def problems(**kwargs: object) -> list[str]:
+def problems(process: Process | None = None, **sources: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_settings(**kwargs)  # type: ignore[arg-type]
+        Sources(**sources).settings(process)
     return str(caught.value).splitlines()
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = env_file(tmp_path, "NETUID=1\nCLAIM_RUNS=4\nPORT=9001\n")
-    settings = load_settings(
+    settings = Sources(
         {"netuid": 3, "claim_runs": None},
         path,
         {"NETUID": "2", "PORT": "9002"},
-        defaults={"port": 9003, "claim_headroom": 0.5},
-    )
+    ).settings(defaults={"port": 9003, "claim_headroom": 0.5})
     assert (settings.netuid, settings.port) == (3, 9002)
     assert settings.claim_runs == 4  # a flag of None is ignored
     assert settings.claim_headroom == 0.5
@@ -64,7 +65,7 @@ def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
         "PYTORCH_CUDA_ALLOC_CONF=${GITHUB_USERNAME}`id`\r\n"
         "NETUID=\r\n",
     )
-    settings = load_settings(env_file=path, environ={"HOME": "/nowhere"})
+    settings = Sources(env_file=path, environ={"HOME": "/nowhere"}).settings()
     assert settings.github_username == "ada"
     assert settings.wallet_hotkey == "hot-1"
     assert settings.reference_model == f"$(touch {proof})"
@@ -200,7 +201,7 @@ def test_every_setting_that_holds_an_address_is_tried_with_bad_hosts() -> None:
 def test_a_host_that_can_be_looked_up_is_taken(host: str) -> None:
     address = f"https://{host}"
     environ = {name: address for name in ADDRESSES if "URL" in name}
-    assert load_settings(environ=environ).validator_api_url == address
+    assert Sources(environ=environ).settings().validator_api_url == address
 
 
 @pytest.mark.parametrize("variable", ["WALLET_MINER_NAME", "FORK_BRANCH"])
@@ -226,25 +227,25 @@ def test_a_bad_name_is_reported_with_the_characters_that_are_allowed(variable):
     ],
 )
 def test_a_good_value_is_read(variable: str, value: str, expected: object) -> None:
-    assert getattr(load_settings(environ={variable: value}), variable.lower()) == expected
+    assert getattr(Sources(environ={variable: value}).settings(), variable.lower()) == expected
 
 
 @pytest.mark.parametrize("place", ["REPO_PATH", "FORK_REMOTE"])
 def test_the_token_is_not_required_with_another_repository(place: str) -> None:
     environ = {"VALIDATOR_API_URL": "https://example.org", place: "/srv/fork"}
-    assert load_settings(environ=environ, process="miner").github_token is None
+    assert Sources(environ=environ).settings("miner").github_token is None
 
 
 def test_the_token_requires_the_username() -> None:
     environ = {"VALIDATOR_API_URL": "https://example.org", "GITHUB_TOKEN": "ghp_" + "x" * 36}
     (line,) = problems(environ=environ, process="miner")
     assert line.startswith("GITHUB_USERNAME is not set")
-    assert load_settings(environ=environ, process="validator").github_username is None
+    assert Sources(environ=environ).settings("validator").github_username is None
 
 
 def test_row_31_unknown_and_outdated_keys_give_warnings(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nHF_TOKEN=5\n")
-    warnings = "\n".join(map(str, load_settings(env_file=path, environ=NOTHING).warnings))
+    warnings = "\n".join(map(str, Sources(env_file=path, environ=NOTHING).settings().warnings))
     assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
     assert "MINER_MODEL_NAME is ignored: " in warnings
     assert "HF_TOKEN is ignored: no gated model" in warnings
@@ -274,25 +275,54 @@ def test_row_31_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
 def test_a_dotenv_that_is_no_file_is_not_taken_for_a_missing_one(tmp_path, monkeypatch, kind):
     env_file = tmp_path / ".env"
     monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", env_file)
-    assert is_embedded({}, None, {})
+    assert is_embedded(Sources(environ={}))
     env_file.mkdir() if kind == "folder" else env_file.symlink_to(tmp_path / "absent")
     with pytest.raises(ConfigError, match=rf"No settings file at {env_file} \(a {kind}\)"):
-        is_embedded({}, None, {})
+        is_embedded(Sources(environ={}))
 
 
 def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
     other = tmp_path / "other"
     other.write_text("NETUID=8\n")
-    assert load_settings(environ=NOTHING).netuid == 7
-    assert load_settings(environ={"ENV_FILE": str(other)}).netuid == 8
-    assert load_settings(environ={"ENV_FILE": "/dev/null"}).netuid == 24
-    assert load_settings(env_file=Path("/dev/null"), environ=NOTHING).netuid == 24
+    assert Sources(environ=NOTHING).settings().netuid == 7
+    assert Sources(environ={"ENV_FILE": str(other)}).settings().netuid == 8
+    assert Sources(environ={"ENV_FILE": "/dev/null"}).settings().netuid == 24
+    assert Sources(env_file=Path("/dev/null"), environ=NOTHING).settings().netuid == 24
+
+
+COUNT_READS = """\
+import atexit, os, runpy, sys
+reads, path = [], os.environ["ENV_FILE"]
+sys.addaudithook(lambda event, args: event == "open" and args[0] == path and reads.append(args))
+atexit.register(lambda: print(f"{len(reads)} reads", file=sys.stderr))
+runpy.run_module(f"neurons.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["miner", "status"], ""),
+        (["miner", "logs", "--no-follow"], ""),
+        (["miner", "doctor"], "NETUID=nothing\n"),  # finds the state folder although settings fail
+        (["miner", "status"], "NETUID=nothing\n"),
+        (["miner"], "NETUID=nothing\n"),
+        (["validator", "--once"], ""),  # ends because no API is set
+        (["validator_api"], "PORT=nothing\n"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value.strip() or "valid",
+)
+def test_a_process_reads_the_env_file_once(arguments, text, tmp_path):
+    path = env_file(tmp_path, f"STATE_DIR={tmp_path / 'state'}\nDEVICE=cpu\n{text}")
+    environ = {**BARE, "HOME": str(tmp_path), "ENV_FILE": str(path)}
+    ended = run_python("-c", COUNT_READS, *arguments, env=environ)
+    assert ended.stderr.endswith("1 reads\n"), ended.stdout + ended.stderr
 
 
 def test_printed_settings_contain_no_secrets() -> None:
     environ = {"GITHUB_TOKEN": "ghp_canary", "DATABASE_URL": "postgresql://u:canary@h/d"}
-    settings = load_settings(environ=environ)
+    settings = Sources(environ=environ).settings()
     assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
     assert settings.secrets() == list(environ.values())
 
@@ -307,7 +337,7 @@ def test_env_example_is_up_to_date_and_gives_the_defaults(tmp_path: Path) -> Non
     ]
     path = env_file(tmp_path, "\n".join(assigned))
     assert set(dotenv_values(path)) == {name.upper() for name in Settings.model_fields}
-    assert load_settings(env_file=path, environ=NOTHING) == load_settings(environ=NOTHING)
+    assert Sources(env_file=path, environ=NOTHING).settings() == Sources(environ=NOTHING).settings()
 
 
 def test_a_user_without_a_home_folder_needs_absolute_paths(tmp_path: Path) -> None:

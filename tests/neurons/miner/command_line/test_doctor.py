@@ -14,7 +14,7 @@ from neurons.miner.command_line.machine_checks import failure
 from neurons.miner.watcher import newer_commit
 from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.identity import create_throwaway, hotkey_file
-from neurons.runtime.loading import load_settings
+from neurons.runtime.loading import Sources
 from neurons.runtime.settings import Settings
 from tests.harness.samples import environment
 from tests.neurons.fake_validator_api import FakeValidatorApi, serve
@@ -42,7 +42,7 @@ def settings(url: str, host: GitHub, upstream: Path, tmp_path: Path) -> Settings
         "SUBTENSOR_NETWORK": "offline",
         "DEVICE": "cpu",
     }
-    return load_settings(environ=environ, env_file=Path("/dev/null"), process="miner")
+    return Sources(environ=environ, env_file=Path("/dev/null")).settings("miner")
 
 
 def test_a_good_machine_has_no_failure(settings: Settings) -> None:
@@ -166,7 +166,7 @@ def test_row_31_an_env_file_that_others_can_read_is_a_warning(tmp_path: Path) ->
     file = tmp_path / ".env"
     file.write_text("NETUID=24\nDEBUG=3\n")
     file.chmod(0o644)
-    ignored, mode = doctor.environment_file(load_settings(env_file=file, environ={}))
+    ignored, mode = doctor.environment_file(Sources(env_file=file, environ={}).settings())
     assert ("ignored" in ignored.detail, ignored.remedy) == (True, "Remove the line from .env.")
     assert mode.remedy == f"chmod 600 {file}"
 

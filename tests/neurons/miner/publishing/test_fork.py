@@ -13,7 +13,7 @@ from neurons.miner.publishing.fork import Fork
 from neurons.miner.publishing.github import open_fork
 from neurons.runtime.errors import Held
 from neurons.runtime.git.command import AUTHOR
-from neurons.runtime.loading import load_settings
+from neurons.runtime.loading import Sources
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
 from tests.neurons.miner.publishing.forks import MakeFork, commit_elsewhere, lay_out, publish
@@ -114,7 +114,7 @@ PUBLIC_LAYER = "# the upstream's layer, with no newline at its end\r\n\n# \xe9"
 def test_scope_ops_publishes_only_the_operator(remote, tmp_path):
     base = commit_elsewhere(remote, "main", {LAYER: PUBLIC_LAYER})
     settings = {"fork_remote": str(remote), "state_dir": tmp_path / "state", "fork_scope": "ops"}
-    fork = open_fork(load_settings(settings, Path(os.devnull), {}))
+    fork = open_fork(Sources(settings, Path(os.devnull), {}).settings())
     commit = publish(fork)
     changed = run_git(remote, "diff", "--name-only", base, commit).split()
     assert changed

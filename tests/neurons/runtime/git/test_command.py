@@ -18,7 +18,7 @@ from neurons.miner.publishing.github import open_fork
 from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.git.command import HardenedGit, Limits
 from neurons.runtime.git.remote import Token
-from neurons.runtime.loading import load_settings
+from neurons.runtime.loading import Sources
 from neurons.runtime.settings import Settings
 from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
 from tests.neurons.miner.publishing.forks import lay_out, publish
@@ -39,7 +39,7 @@ def settings(host: GitHub, tmp_path: Path) -> Settings:
         "state_dir": tmp_path / "state",
     }
     (tmp_path / "env").touch(0o600)
-    return load_settings(flags, tmp_path / "env", {})
+    return Sources(flags, tmp_path / "env", {}).settings()
 
 
 def fork_of(host: GitHub, folder: Path, token: str | None = CANARY, **options: object) -> Fork:
