@@ -18,8 +18,8 @@ const app = (name, script) => ({
   script: path.join(root, script),
   cwd: root,
   interpreter: "none", // the script has its own first line and becomes the Python process
-  stop_exit_codes: [78], // no restart: a person must correct a setting, the wallet or the lock
-  // Ten ends within a minute each are a loop: pm2 then shows "errored". No restart delay:
+  stop_exit_codes: [78], // no restart: the operator must correct a setting, the wallet or the lock
+  // After ten runs of less than a minute each, pm2 shows "errored". There is no restart delay, because
   // with one, pm2 shows "waiting restart" also for processes that it will not restart.
   min_uptime: 60000,
   max_restarts: 10,

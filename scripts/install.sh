@@ -134,7 +134,7 @@ END
 
 # Prints the ids of the processes that use an installation: users_of FOLDER
 users_of() {
-  # shellcheck disable=SC2062 # these are files, not the pattern, which would find this grep itself
+  # shellcheck disable=SC2062 # the pattern comes from stdin: as an argument, it would match this grep
   { grep -lsF --file=- /proc/[0-9]*/cmdline /proc/[0-9]*/maps <<<"$root/$1/" || true; } |
     cut -d / -f 3 | sort -un | paste -sd ' '
 }
@@ -165,8 +165,8 @@ remove_unused() {
   done
 }
 
-# Makes the folder of the new installation: from the present one, if pip can update that, by links to its
-# files, which pip replaces without a change to the linked content; or else as an empty environment.
+# Makes the folder of the new installation. If pip can update the present one, the folder gets hard links
+# to its files, which pip replaces and does not change. Otherwise it is an empty environment.
 make_folder() {
   local number=1 present
   mkdir -p "$folders"
@@ -188,7 +188,7 @@ make_folder() {
   fi
 }
 
-# Lets .venv name the new installation, in one step unless an earlier version made .venv a folder.
+# Links .venv to the new installation, in one step unless an earlier version made .venv a folder.
 move_link() {
   local before users
   before=$(readlink .venv || true)

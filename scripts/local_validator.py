@@ -56,16 +56,12 @@ def say(text: str) -> None:
 
 
 def failure(text: str) -> SystemExit:
-    """Return the end of this script with such a line."""
+    """Return the exception that ends this script with such a line."""
     return SystemExit(one_line(text))
 
 
 def fork_address(fork: str) -> str:
-    """Return the address from which git can clone a folder or an address.
-
-    Raises:
-        SystemExit: there is no such folder.
-    """
+    """Return the address for git of a folder or an address; raise SystemExit for other text."""
     if "://" in fork:
         return fork
     if not Path(fork).is_dir():
@@ -79,11 +75,7 @@ def fork_address(fork: str) -> str:
 
 
 def newest_commit(address: str, branch: str) -> str:
-    """Return the full hash of the branch's tip.
-
-    Raises:
-        SystemExit: there is no such fork or branch.
-    """
+    """Return the full hash of the branch's tip; raise SystemExit if there is none."""
     command = ["git", "ls-remote", "--exit-code", "--", address, f"refs/heads/{branch}"]
     quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:file"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=quiet)

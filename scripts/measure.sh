@@ -35,7 +35,7 @@ step() {
 
 # without pyproject.toml's options, which require plugins that a GPU machine may lack
 timeout 2h "$python" -m pytest tests/gpu -q -o addopts=--import-mode=importlib --junitxml "$out/gpu-tests.xml" || status=1
-# The layer is next: if the machine is available for too short a time, these results matter most.
+# The layer comes next, because its results matter most if there is not enough time for all.
 step layer_accuracy layer-accuracy --fork "$fork"
 step layer '{}' --fork "$fork" --tree public-fork baseline overlay-ops overlay overlay-portable
 step layer_profile layer-profile-ops --fork "$fork" --tree overlay-ops

@@ -31,9 +31,7 @@ Imports = dict[str, set[str]]
 def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
     """Return the imports from other distributions when Python imports `loaded` from `root`.
 
-    Raises:
-        FileNotFoundError: a module of the fork is missing.
-        SyntaxError: a file is not Python.
+    Raises a FileNotFoundError if a module of the fork is missing, or a SyntaxError.
     """
     imports: Imports = {}
     own = {module.split(".")[0] for module in loaded}

@@ -45,11 +45,7 @@ NAMES = ("public fork", "these kernels")
 
 
 def clone(folder: Path, address: str) -> None:
-    """Clone the newest commit of a fork into a new folder.
-
-    Raises:
-        QuasarError: it cannot be cloned, or the folder exists.
-    """
+    """Clone a fork's newest commit into a new folder; raise a QuasarError if this fails."""
     if folder.exists():
         raise QuasarError(f"{folder} already exists; give --skip-setup to use it as it is.")
     command = ["git", "clone", "--quiet", "--depth", "1", "--", address, str(folder)]

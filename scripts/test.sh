@@ -62,7 +62,7 @@ for argument in "$@"; do
 done
 
 if [ "$scope" = all ]; then
-  mypy & # the stages before the compilations leave a core idle; its output is printed when it ends
+  mypy & # the stages before the compilations leave a core idle
   types=$!
 fi
 stage format ruff format --check .

@@ -49,11 +49,11 @@ from neurons.wire.rules import TOP_SHARES
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, copy_overlay
 
 RANKING, GUEST = "competition", "guest"
-"""The folder of the API's database, and the wallet of one more miner that may join the pages."""
+"""The folder of the API's database, and the wallet of one more miner that may join later."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 CODE = ("neurons", "harness", "quasar_kernels")
 CHUNK = "chunk_size: int = {}"
-"""The overlay's text that each miner changes, from 64."""
+"""The overlay's text with its chunk size of 64, which each miner changes."""
 CHUNKS = (64, 1, 4, 16, 2, 32)
 """Tokens in a step of each miner's kernel; the second miner's kernel is clearly slower."""
 CHEAT = '''
@@ -93,7 +93,7 @@ class Demo:
 
     Args:
         folder: the state folder, by default STATE_DIR; all files lie in its folder `embedded`.
-        miners: honest miners, each the real daemon for one cycle.
+        miners: number of honest miners, each of which runs the real daemon for one cycle.
         inference: whether each miner has an inference server, which the validator verifies.
         cheat: whether one more participant submits a kernel that skips the recurrence.
         serve: whether pages, API and validator keep running until `stop` is set.
@@ -319,7 +319,7 @@ def is_healthy(port: int) -> bool:
 @click.option(
     "--miners", default=2, type=flags.Whole(0, 6), help="Honest miners; 0 for the pages alone."
 )
-@click.option("--inference", is_flag=True, help="Inference servers, and logit verification.")
+@click.option("--inference", is_flag=True, help="Start inference servers, and verify logits.")
 @click.option(
     "--cheat/--no-cheat",
     default=None,

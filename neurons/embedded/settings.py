@@ -18,7 +18,7 @@ REAL_SUBNET_SETTINGS = ("validator_api_url", "github_username", "fork_remote", "
 """Settings that select a real subnet. GITHUB_TOKEN is not one, because other tools set it too."""
 
 IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL", "ALERT_COMMAND", "ALERT_URL", "JOURNAL_COPY")
-"""Variables that an embedded run ignores, because they reach beyond its folder."""
+"""Variables that an embedded run ignores, because they would affect more than its folder."""
 
 PASSED = (
     *("validator_api_url", "fork_upstream_url", "allow_file_forks", "subtensor_network"),
@@ -52,7 +52,7 @@ def is_embedded(sources: Sources) -> bool:
 def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
     """Return the settings of an embedded run, without the ports of its children.
 
-    The user's settings apply, except those that would reach beyond this machine.
+    The user's settings apply, except those that would affect other machines.
     """
     wanted = Sources(flags, Path(os.devnull), environ).settings()
     device = resolve_device(wanted.device)

@@ -76,7 +76,7 @@ class LogTail:
         self._position += len(whole)
         entries = []
         for line in whole.decode(errors="replace").splitlines():
-            with suppress(ValueError, TypeError, LookupError, AttributeError):  # no line of a log
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # not JSON
                 entry = json.loads(line)
                 details = {key: value for key, value in entry.items() if key not in LEFT_OUT}
                 level = logging.getLevelName(entry["level"].upper())
@@ -147,7 +147,7 @@ class EmbeddedSubnet:
         self._failure: QuasarError | None = None
         self._errors: list[str] = []
         self._stop, self._ended = stop, threading.Event()
-        # One thread starts all children, because the kernel kills a child when its thread ends.
+        # One thread starts all children, because Linux kills a child when its thread ends.
         self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
 
     def __enter__(self) -> EmbeddedSubnet:
@@ -170,10 +170,7 @@ class EmbeddedSubnet:
         self._children.append(child)
 
     def check(self) -> None:
-        """Raise the fault that has stopped the run, if any.
-
-        A ConfigError is a fault that only the operator can remove.
-        """
+        """Raise the fault that has stopped the run, if any."""
         if self._failure is not None:
             raise self._failure
 

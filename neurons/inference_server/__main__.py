@@ -74,7 +74,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # SIGHUP stops the server. uvicorn handles the others itself, and raises them again afterwards.
+    # for SIGHUP; uvicorn handles the other signals, and raises them again afterwards
     for number in stop_signals():
         signal.signal(number, stop)
     place = listen(

@@ -34,7 +34,7 @@ OUTCOMES = {499: "cancelled", 500: "failed", 503: "busy"}
 log = get_logger("inference")
 
 PROBLEMS = 3
-"""Most problems of a request's body that an error names."""
+"""Maximum number of problems with a request's body that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Limits:
 class ValidatorRequests:
     """Recognises requests that one of these hotkeys signed for this server's miner, each once.
 
-    `unnamed` also accepts signatures of validators of the previous version, which name no
-    recipient: another miner can send such a request on to this server.
+    `unnamed` also accepts the previous version's signatures, which do not name a recipient, so that
+    another miner can forward such a request to this server.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """The reference model: loaded through transformers, decoded greedily over a static cache.
 
-Models that need their own cache are decoded by `own_cache`.
-
 Each step runs the same operations on the same buffers. On a GPU, a step is compiled and captured
-once as a CUDA graph. Replaying it does not make the host wait for the GPU at each token.
+once as a CUDA graph. Its replays do not make the host wait for the GPU at each token. Models that
+need their own cache are decoded by `own_cache`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from neurons.inference_server.queue import Generation
 from neurons.runtime.observe import get_logger
 
 BUCKET = 256
-"""The positions of a cache are a multiple of this, so that a few caches serve all requests."""
+"""The number of a cache's positions is a multiple of this, so that few caches are needed."""
 WARM_UPS = 3
 """Steps that run before one is captured."""
 CAUSE_CHARACTERS = 300
-"""Most characters of a compiler's message, which may be pages long."""
+"""Limit on the characters of a compiler's message, which may be pages long."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -37,10 +36,10 @@ log = get_logger("inference")
 
 
 def load_model(name: str, device: str, dtype: str) -> Any:
-    """Return the model of a name of the hub, or of a folder, in evaluation mode.
+    """Load a model by its name in the hub, or from a folder, in evaluation mode.
 
     `dtype` is one of `DTYPES`, or `auto`: bfloat16 on a GPU, float32 on a CPU. Raises an OSError or
-    ValueError if there is no such model of text.
+    ValueError if there is no such language model.
     """
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
@@ -119,10 +118,10 @@ class _Lane:
 
 
 def _most_positions(config: Any) -> int:
-    """Return the most positions of a model for which a cache needs no sliding window.
+    """Return the largest number of positions for which every layer's cache fits the mask.
 
-    The mask has a column for each position of the cache. A layer with a sliding window keeps only
-    that many positions, so its cache fits the mask only up to the window.
+    The mask has a column for each position. A layer with a sliding window keeps only the positions
+    in its window, so its cache does not fit a longer mask.
     """
     most = int(config.max_position_embeddings)
     length = -(-most // BUCKET) * BUCKET
@@ -152,7 +151,7 @@ class Decoder:
         self._lanes: dict[int, _Lane] = {}
         self._own_cache = own_cache.has_own_cache(model.config)
         torch.backends.cuda.matmul.allow_tf32 = False
-        # of the model and its cache
+        # the largest number of positions of the model and its cache
         self.longest = (
             int(getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
             if self._own_cache
@@ -202,7 +201,7 @@ class Decoder:
         return Generation(tokens, kept, time.perf_counter() - begun, first)
 
     def _try_own_cache(self) -> None:
-        """Decode two tokens, so that a model that cannot is refused now, not at each request."""
+        """Decode two tokens, so that a model that cannot decode fails now, not at each request."""
         name = type(self.model).__name__
         try:
             self.generate([0], 2)

@@ -1,7 +1,7 @@
 """Greedy decoding by transformers' own loop, for models that a static cache does not fit.
 
-Hybrid models keep other states than keys and values: of linear attention, convolutions or
-recurrences. Only their own code knows how to make and advance them.
+Hybrid models keep other states than keys and values: those of linear attention, convolutions or
+recurrences. Only their own code can create and advance these.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def generate(
     begun = time.perf_counter()
     watch = _Watch(capture_at, cancelled)
     tokens = torch.tensor([list(prompt)], device=model.device)
-    # the model's own may sample or penalise
+    # the model's own configuration may sample, or penalise tokens
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     text = model.generate(
         tokens,

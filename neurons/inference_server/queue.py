@@ -12,11 +12,11 @@ from neurons.runtime.observe import get_logger
 from neurons.wire.inference_protocol import InferenceRequest
 
 WAITING_EACH = 2
-"""Most waiting requests of one client."""
+"""Maximum number of waiting requests of one client."""
 REMEMBERED = 1000
-"""Clients of the latest answered jobs that are remembered."""
+"""Maximum number of clients for which the order of their last jobs is remembered."""
 RESERVED = 4
-"""Most waiting requests of validators, in addition to all others."""
+"""Maximum number of waiting requests of validators, in addition to all others."""
 
 log = get_logger("inference")
 
@@ -82,7 +82,7 @@ class Decoding:
     def __init__(self, load: Callable[[], Decodes], most: int) -> None:
         self._load, self._most = load, most
         self._jobs: list[Job] = []
-        self._served: dict[str, None] = {}  # clients, the longest ago first
+        self._served: dict[str, None] = {}  # clients, least recently served first
         self._changed = threading.Condition()
         self.decoder: Decodes | None = None
         self.fault = ""
@@ -118,7 +118,7 @@ class Decoding:
     def _take(self) -> Job | None:
         """Return the next job; None if none arrives within 0.2 s.
 
-        Validators' jobs go first, then those of the client that was served the longest ago.
+        Validators' jobs go first, then those of the least recently served client.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):

@@ -59,7 +59,7 @@ TO_THE_REAL_SUBNET = (
 )
 
 ALERTS_SECONDS = 5.0
-"""Seconds at the end in which waiting alerts are sent; a stop has GRACE_SECONDS in all."""
+"""Limit in seconds on sending the waiting alerts at the end; a stop has GRACE_SECONDS in all."""
 
 log = observe.get_logger("miner")
 
@@ -94,11 +94,9 @@ def cli(context: click.Context) -> int | None:
 
     `./START_MINER.sh help COMMAND` explains a command and its flags.
     """
-    return (
-        mine(context.ensure_object(CommandLineSettings))
-        if context.invoked_subcommand is None
-        else None
-    )
+    if context.invoked_subcommand is not None:
+        return None
+    return mine(context.ensure_object(CommandLineSettings))
 
 
 def run(given: CommandLineSettings) -> int:
@@ -112,7 +110,7 @@ def once(given: CommandLineSettings) -> int:
 
 
 def mine(given: CommandLineSettings, *, once: bool = False) -> int:
-    """Run `run` or `once`; the log file also contains the sentence that ends it."""
+    """Do `run` or `once`; also write the error that ends it to the log file."""
     try:
         return _mine(given, once=once)
     except Stopped:
@@ -127,7 +125,8 @@ def _mine(given: CommandLineSettings, *, once: bool) -> int:
     stop = threading.Event()
     with stop_on_signals(stop, as_failure=once) as received, ExitStack() as stack:
         if once:
-            stack.push(lambda kind, *_: kind is Stopped)  # a stop is no error, nor a success
+            # a stop ends the block without an error; the status is then that of the signal
+            stack.push(lambda kind, *_: kind is Stopped)
         wait_for_space(settings.state_dir, partial(wait_unless, stop))
         stack.enter_context(StateLock(settings.state_dir))
         observe.configure(
@@ -136,7 +135,7 @@ def _mine(given: CommandLineSettings, *, once: bool) -> int:
         for problem in settings.warnings:  # they may explain why the start fails
             log.warning(str(problem))
         if embedded:
-            log.info("no .env: fork, validator API and validator are set up only on this machine")
+            log.info("no .env: the fork, the validator API and the validator are on this machine")
         with _context(settings, embedded, stop, given.script(environment())) as context:
             _log_start(context)
             where = context.settings.state_dir, settings.metrics_port
@@ -206,8 +205,8 @@ def _log_start(context: Context) -> None:
         log.info("publishing kernels that were tuned here", gain=f"{tuned.ratio - 1:+.1%}")
     if settings.device == "cpu":
         log.info(
-            "no GPU: only short lengths are measured; timings on a shared CPU vary, so claims "
-            "should keep well below them",
+            "no GPU: only short lengths are measured; speeds on a shared CPU vary, so claims "
+            "should be well below them",
             headroom=settings.claim_headroom,
         )
     log.info(

@@ -30,17 +30,17 @@ ALERT_SECONDS = 30.0
 POST_SECONDS = 20.0
 MAX_LETTERS = 1000
 MAX_WAITING = 100
-# with these variables, a command can reach the network
+# the variables that a command may need to reach the network
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to send an alert: a command, which reads it from its stdin."""
+    """A command that reads an alert from its stdin and sends it, with its setting's name."""
 
     setting: str
     words: list[str]
-    # the address to which the command posts; then it reads JSON. A key in it stays secret.
+    # ALERT_URL, which may contain a key: the command reads it and the alert as JSON
     url: str = field(default="", repr=False)
 
     def text(self, kind: str, sentence: str) -> str:
@@ -63,8 +63,9 @@ def ways(settings: Settings) -> list[Way]:
 class Alerts:
     """Sends alerts from a separate thread, so that no alert can stop or delay the miner.
 
-    Each alert is one child process for each way, killed after `seconds`. A failure is only logged.
-    `file` keeps the conditions that have been reported, so that a restart reports none again.
+    Each way sends an alert in a child process, which is killed after `seconds`. Failures are only
+    logged. `file` stores which conditions have been reported, so that a restart does not repeat
+    them.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Alerts:
             self._begun = set(json.loads(file.read_text())) if file else set()
 
     def begin(self, kind: str, text: str, about: object = "") -> None:
-        """Report a condition once, until `end` is called for it."""
+        """Report a condition; do not repeat it before `end` was called for it."""
         if self._change(f"{kind} {about}", begins=True):
             self.send(kind, text)
 
@@ -114,13 +115,13 @@ class Alerts:
                 self._thread.join(seconds)
 
     def _change(self, key: str, *, begins: bool) -> bool:
-        """Note that a condition begins or ends; return whether that is new."""
+        """Store that a condition begins or ends; return whether it had not before."""
         with self._lock:
             if (key in self._begun) == begins:
                 return False
             self._begun ^= {key}
             if self._file and self._ways:
-                with suppress(OSError):  # a full disk; after a restart, it is reported again
+                with suppress(OSError):  # on a full disk; a restart then repeats the report
                     write_atomically(self._file, json.dumps(sorted(self._begun)), mode=0o600)
         return True
 

@@ -1,4 +1,4 @@
-"""Which API answers at VALIDATOR_API_URL: the submission's own, and one of this competition."""
+"""Checks which API answers at VALIDATOR_API_URL: the submission's, or one without competition."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from neurons.runtime.errors import Held, Retry
 from neurons.runtime.values import LOOPBACK
 
 ABSENT_SECONDS = 3600.0
-"""Pause before the next look at an API that does not serve this competition."""
+"""Pause before the miner checks again whether an API serves this competition."""
 
 
 def follow_api(submission: Submission, context: Context) -> Submission:
-    """Return `submission` with the present address of its API, which VALIDATOR_API_URL names.
+    """Return `submission` with VALIDATOR_API_URL as its API's address.
 
-    After the commitment, the API at another host counts as the same one if its lists show this
-    submission. The journal then has the new address. Raises Held if they do not show it, and Retry
-    if they cannot be read. On loopback the port may change.
+    If the address changed after the commitment, the API's lists must show the submission. The
+    journal then gets the new address. Raises Held if they do not show it, and Retry if they cannot
+    be read. On loopback the port may change.
     """
     old, new = submission.api_url, context.client.base_url
     before, now = urlsplit(old), urlsplit(new)
@@ -53,7 +53,7 @@ def require_competition(context: Context) -> None:
 
 
 def is_absent(context: Context) -> bool:
-    """Return whether the API does not serve this competition, and report the change."""
+    """Return whether the API does not serve this competition, with an alert if this is new."""
     serves = context.client.serves_competition()
     if serves is False:
         context.alerts.begin("api", absent(context), "absent")
@@ -76,11 +76,11 @@ def _is_listed(submission: Submission, context: Context) -> bool:
     pending = context.client.pending_reveals()
     row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
     if row is None and submission.state is State.REVEALED:
-        # nothing secret is left to send, and a judged submission may be in no list
+        # a judged submission may be in no list; the round suffices, as no secret is left to send
         same_round = read_relation(submission, context.client) is Relation.SAME
         return same_round or is_shown_revealed(submission, context.client)
     if row is None:
         return is_shown_revealed(submission, context.client)
-    # a lost reply leaves number and block unknown
+    # number and block are unknown after a lost reply
     number, block = submission.submission_id, submission.reveal_block
     return number in (None, row.submission_id) and block in (None, row.reveal_block)

@@ -42,7 +42,7 @@ from neurons.wire.rules import league_of
 from quasar_kernels.contract import overlay_digest
 
 REGISTRATIONS = 2
-"""Limit on registrations for one request if the server does not know the hotkey."""
+"""Maximum number of registrations for one request, if the server does not know the hotkey."""
 
 _SHOWN: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash"),
@@ -59,7 +59,7 @@ _SHOWN: dict[State, tuple[str, ...]] = {
 _COMMITMENTS = (State.COMMITTING, State.COMMITTED, State.SUBMITTING)
 _BAD_ENDS = (State.REJECTED, State.PREMATURE, State.UNRANKED)
 PATIENCE = 20
-"""Failures in a row, in about an hour, after which the API or the git host counts as away."""
+"""Failures in a row, about an hour of them, after which the operator gets an alert."""
 
 Reply = TypeVar("Reply")
 
@@ -75,7 +75,7 @@ class Context:
     fork: Fork
     log: BoundLogger
     stop: threading.Event = field(default_factory=threading.Event)
-    # measure, check, probe: those of `harness.measuring.runner`, or fakes
+    # measure, check, probe: the functions of `harness.measuring.runner`, or fakes
     measure: Measure = measure
     check: CheckTree = check
     probe: Callable[..., Environment] = probe
@@ -96,12 +96,12 @@ class Context:
     # the leagues in which this process has registered
     registered: set[str] = field(default_factory=set)
     blocks: BlockClock = field(default_factory=BlockClock)
-    # the submissions with a present failure that this process has logged
+    # numbers of FAILED submissions for which this process has logged the failure
     logged_failures: set[int] = field(default_factory=set)
     quiet_seconds: float = MAX_SECONDS  # the longest interval between log lines during a step
 
     def wait(self, seconds: float) -> None:
-        """Wait `seconds`; raise Stopped if a stop comes before their end."""
+        """Wait `seconds`; raise Stopped at a stop."""
         (self.waiter or partial(wait_unless, self.stop))(seconds)
 
     @property
@@ -137,14 +137,15 @@ class Context:
         self.log.warning(
             "this API judges commitments before their reveal",
             submission=submission.id,
-            from_now_on="SUBMISSION_MODE=commit_reveal, as set; auto or direct would be measured"
+            from_now_on="SUBMISSION_MODE=commit_reveal, as set; claims that are sent with auto or "
+            "direct would be measured"
             if self.insists_on_reveal
             else "direct submissions",
         )
         return submission
 
     def suspect_early_judgement(self, submission: Submission) -> None:
-        """Journal that `submission` may have been judged early: nobody may have measured it."""
+        """Journal that a validator may have judged `submission` early, without measuring it."""
         self.journal.note_early_judgement(self.client.base_url, self.now())
         self.log.info(
             "a validator may have fetched the commitment before its reveal",
@@ -157,7 +158,7 @@ class Context:
     def register(self, target_sequence_length: int) -> None:
         """Register in the league of the target, unless this process has already done so.
 
-        The public server answers a second league of one hotkey with a 500, which is only logged.
+        The public server answers 500 if the hotkey is in another league; this is only logged.
         """
         league, _ = league_of(target_sequence_length)
         if league in self.registered:
@@ -197,20 +198,17 @@ class Context:
         )
         if reply.submission_id != number or not reply.is_revealed:
             raise ProtocolFault(
-                f"/reveal_submission answered that {reply.submission_id} is"
-                f"{'' if reply.is_revealed else ' not'} revealed, to a reveal of {number}"
+                f"/reveal_submission answered a reveal of {number} with: {reply.submission_id} is"
+                f"{'' if reply.is_revealed else ' not'} revealed"
             )
 
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
         After the commitment, the committed address only has to serve the commit by its hash: the
-        branch may be overwritten or deleted, and the account renamed.
-
-        Raises:
-            Held: the fork no longer contains the commit.
-            Retry: the host refused access, which it granted earlier.
-            PrivateFork: the fork is private; after the commitment this raises Retry, too.
+        branch may be overwritten or deleted, and the account renamed. Raises Held if the fork no
+        longer contains the commit, PrivateFork if the fork is private and nothing is committed, and
+        Retry if the host otherwise refuses access.
         """
         commit, url = str(submission.commit_hash), str(submission.fork_url)
         committed = submission.submission_id is not None
@@ -229,15 +227,15 @@ class Context:
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def _push_to_renamed(self, submission: Submission) -> None:
-        """Push a commit to the fork's present address, to which the committed one must redirect."""
+        """Push to the fork's present address; raise Held if the committed one does not redirect."""
         commit, url = str(submission.commit_hash), str(submission.fork_url)
         if submission.publish_at == "before_reveal":
             self.fork.push(commit)
             if self.fork.serves(url, commit):
                 return
         raise Held(
-            f"The settings name the fork {self.fork.url}, the commitment {url}, which does not "
-            f"serve the commit {commit}.",
+            f"The settings name the fork {self.fork.url}. The commitment names {url}, which does "
+            f"not serve the commit {commit}.",
             "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH to the fork of the "
             "commitment, or to the address to which it redirects, until it is revealed.",
         )
@@ -263,7 +261,7 @@ class Context:
     def update_round(self, submission: Submission) -> Submission:
         """Journal the server's new round if its database was emptied before the submission arrived.
 
-        A queue that lists the submission proves this. Otherwise the submission stays unchanged.
+        It was if the queue lists the submission. Otherwise `submission` is returned unchanged.
         """
         try:
             now = self.client.current_round()
@@ -284,7 +282,7 @@ class Context:
         return self.journal.transition(submission, replace(submission, **facts), kind="noted")
 
     def record(self, before: Submission, after: Submission) -> Submission:
-        """Journal a transition and log it in one line; all changes of state use this."""
+        """Journal a change of state, log it in one line, and send an alert if it needs one."""
         self.journal.transition(before, after)
         self._alert(before, after)
         if self.watcher and after.state in _COMMITMENTS:
@@ -314,7 +312,7 @@ class Context:
         return after
 
     def _alert(self, before: Submission, after: Submission) -> None:
-        """Report a state that an operator should know, once until the submission makes progress."""
+        """Alert the operator to a fault, and do not repeat it until the submission progresses."""
         state, text = after.state, f"submission {after.id} is {after.state.value}"
         if after.closed or before.attempts == 0:
             self.alerts.end("HELD", after.id)

@@ -30,7 +30,7 @@ class IllegalTransition(QuasarError):
 
 
 class State(str, Enum):
-    """A submission's state. In states that end in ING, the request may have arrived."""
+    """A submission's state. In states that end in ING, the server may have the request."""
 
     NEW = "NEW"
     PUBLISHED = "PUBLISHED"
@@ -122,8 +122,7 @@ class Submission:
     round_total: int | None = None
     submission_id: int | None = None
     reveal_block: int | None = None
-    # time of the first poll that found it in the validators' queue; the reveal clears it, so that
-    # afterwards it is the first such poll after the reveal
+    # time of the first poll that found it in the validators' queue; the reveal clears it once
     queued_at: float | None = None
     # time of the poll that showed that a validator had judged it before its reveal
     judged_early_at: float | None = None
@@ -250,7 +249,7 @@ def pause(
 def may_continue(paused: Submission, now: float) -> bool:
     """Return whether the pause of a FAILED or HELD submission has ended.
 
-    It has also ended if the clock was turned back since its start; else it could last for years.
+    A clock that was turned back since its start ends it, too; else it could last for years.
     """
     return paused.paused and not paused.updated_at <= now < (paused.retry_at or 0.0)
 

@@ -35,7 +35,7 @@ STEPS: dict[State, tuple[str, StepFunction]] = {
     State.REVEALING: ("reveal", reveal.run),
     State.REVEALED: ("follow", follow.run),
 }
-"""The name and the function of the step that starts in each state, except CLAIMED."""
+"""Name and function of each state's step. From CLAIMED, the mode selects commit or submit."""
 MIN_INTERVAL_SECONDS = 1.0
 REMIND_SECONDS = 3600.0
 
@@ -43,9 +43,9 @@ REMIND_SECONDS = 3600.0
 def run_cycle(context: Context) -> Submission:
     """End all pauses, as a start does, then process a submission until it is closed or HELD.
 
-    Returns it, also at a stop. Commitments to other targets are finished first. After a premature
-    commitment, the miner submits the same claim directly. Raises Stopped if a stop comes before
-    there is a submission.
+    Commitments to other targets come first. After a premature commitment, the miner submits the
+    same claim directly. At a stop, it returns the unfinished submission; without one it raises
+    Stopped.
     """
     _despite_faults(context, lambda: selection.end_pauses(context))
     return _run_cycle(context)
@@ -63,7 +63,7 @@ def _run_cycle(context: Context) -> Submission:
 def run_forever(
     context: Context, after_cycle: Callable[[Submission], object] = lambda _: None
 ) -> None:
-    """Run cycles until stopped, each when there is something new to submit."""
+    """Run a cycle whenever there is something to submit, until stopped."""
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, MIN_INTERVAL_SECONDS)
     try:
@@ -123,7 +123,7 @@ def warn_at_start(context: Context) -> None:
     for other in context.journal.live_submissions():
         if other.hotkey != context.identity.hotkey and other.position not in BEFORE_COMMITMENT:
             context.log.warning(
-                "a submission of another hotkey waits for it",
+                "an unfinished submission belongs to a hotkey that is not configured",
                 submission=other.id,
                 hotkey=other.hotkey,
                 state=other.state.value,
@@ -158,9 +158,9 @@ def _drive(submission: Submission, context: Context) -> Submission:
 def _despite_faults(context: Context, act: Callable[[], Result]) -> Result:
     """Return the result of `act`; while the disk or the system fails, pause and call it again.
 
-    The journal may be unable to record such a fault, and after a few failed starts a process
-    manager gives up. `act` must read its starting point from the journal. Raises Stopped at a stop
-    during a pause.
+    The process continues, because the journal may be unable to record such a fault, and a process
+    manager would give up after a few failed starts. `act` must read its starting point from the
+    journal. A stop during a pause raises Stopped.
     """
     failures = 0
     while True:
@@ -175,7 +175,7 @@ def _despite_faults(context: Context, act: Callable[[], Result]) -> Result:
 
 
 def _pause(context: Context, failures: int, reason: str) -> None:
-    """Wait with a growing pause after a fault that is not journaled; a stop raises `Stopped`."""
+    """Log a fault that is not journaled, and wait; pauses grow. A stop raises Stopped."""
     seconds = cycle.backoff_seconds(failures, context.jitter())
     context.log.error("paused", reason=reason, seconds=round(seconds))
     context.wait(seconds)
@@ -189,7 +189,7 @@ def has_step(submission: Submission) -> bool:
 def _run_step(submission: Submission, context: Context) -> Submission:
     if submission.state is State.FAILED:
         end = submission.retry_at or 0.0
-        # the clock may have been turned back since the pause began
+        # at most the whole pause: the clock may have been turned back since
         context.wait(min(max(end - context.now(), 0.0), end - submission.updated_at))
         return selection.resume(submission, context)
     state = submission.state
@@ -264,12 +264,12 @@ class _Watch:
         digest, mode = context.content_digest(), context.submission_mode
         if is_due(last, now, digest, mode):
             return True
-        self._remind("these kernels have their verdict in this round; waiting for a change")
+        self._remind("these kernels have a verdict in this round; waiting for new ones or a round")
         self._watch_rank(last)
         return False
 
     def _watch_rank(self, last: Submission | None) -> None:
-        """Look once an hour whether the hotkey is still ranked; report its loss once."""
+        """Check once an hour whether the hotkey is still ranked; if not, send one alert."""
         now = time.monotonic()
         if last is None or last.rank is None or now - self._ranked_at < REMIND_SECONDS:
             return

@@ -1,7 +1,7 @@
 """The journal in SQLite: live submissions, the latest closed ones, and the latest events.
 
-The miner writes the intent before an act and the outcome after it. A write, with any event, is one
-transaction, which is on the disk (synchronous=FULL) before the call returns.
+The miner writes the intent before an act and the outcome after it. Each write is one transaction
+with its event, and is on the disk (synchronous=FULL) before the call returns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StaleSubmission(QuasarError):
 
 
 class Journal:
-    """The submissions of one state folder. One thread uses it; the lock admits one daemon.
+    """The submissions of one state folder, for one thread of the daemon that holds the lock.
 
     With `copy`, it works on a copy in memory, and the file, even of an older version, stays
     unchanged. Raises a ConfigError if the file is damaged, of a newer version, or cannot be opened.
@@ -72,9 +72,9 @@ class Journal:
     def judges_early(self, api_url: str, now: float) -> float | None:
         """Return the Unix time when this API last seemed to judge a commitment early, or None.
 
-        A record older than a round does not count: the API's validators may change, and anybody can
-        give a verdict on the public API. Neither does one from further in the future, which a wrong
-        clock wrote.
+        Records older than a round do not count: the API's validators may change, and anybody can
+        give a verdict on the public API. Records more than a round in the future do not count
+        either, because a wrong clock wrote them.
         """
         query = "SELECT judges_early_at FROM apis WHERE url = ? AND abs(judges_early_at - ?) < ?"
         row = self._database.execute(query, (api_url, now, ROUND_HOURS * 3600.0)).fetchone()
@@ -86,7 +86,7 @@ class Journal:
             self._database.execute("INSERT OR REPLACE INTO apis VALUES (?, ?)", (api_url, now))
 
     def move_api(self, old: str, new: str) -> None:
-        """Record that the API at `old` is now at `new`, for everything that is known of it."""
+        """Replace an API's address in all records."""
         with transaction(self._database):
             for statement in (
                 "UPDATE submissions SET api_url = ? WHERE api_url = ?",
@@ -100,8 +100,8 @@ class Journal:
     ) -> list[int]:
         """Record the hotkey's submissions that this journal did not send; return the new ones.
 
-        A lost reply leaves the number of a submission of this journal unknown. Until it is known,
-        no number is recorded as foreign.
+        While the number of one of its own submissions is unknown because a reply was lost, it
+        records nothing.
         """
         with transaction(self._database):
             numbered = "submission_id IS NOT NULL"
@@ -122,7 +122,7 @@ class Journal:
             ]
 
     def foreign(self, hotkey: str, api_url: str, since: float) -> list[int]:
-        """Return the numbers of foreign submissions recorded since a time, in ascending order."""
+        """Return the sorted numbers of the foreign submissions that were recorded since a time."""
         rows = self._database.execute(
             "SELECT submission_id FROM strangers WHERE hotkey = ? AND api_url = ? AND seen_at >= ? "
             "ORDER BY submission_id",

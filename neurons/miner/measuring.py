@@ -34,14 +34,14 @@ MACHINE_ATTEMPTS, MACHINE_RETRY_SECONDS = 6, 60.0
 is missing while its driver is loaded, and on a busy machine the description may take too long."""
 
 MAX_CPU_RUNS = 5
-"""Most samples of the target on a CPU, where a claim only serves a trial."""
+"""Maximum number of samples of the target on a CPU, where a claim is only a trial."""
 
 SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
 """The heat soak's function, and its time limit."""
 
 SLOWER, FASTER = 0.01, 1.03
-"""Bounds of a sample that confirms earlier ones: at least the speed that 99% of samples reach, as
-estimated from the earlier ones, and at most FASTER times the fastest of them."""
+"""A new sample confirms earlier ones if its speed is at least the one that 99% of samples reach, as
+estimated from the earlier ones, and at most FASTER times their maximum."""
 
 VALID_FOR = timedelta(days=14)
 """Age at which samples expire: hardware drifts in ways that the environment does not show."""
@@ -220,7 +220,7 @@ def _earlier_samples(
         usable = _usable(report, environment, code)
         if len(usable.get(target, ())) >= FIRST_RUNS and {*VALIDATOR_LENGTHS} <= set(usable):
             others = [one for n in VALIDATOR_LENGTHS if n != target for one in usable[n]]
-            # the sample that confirms them is the last of at most MAX_RUNS
+            # with the sample that confirms them, there are at most MAX_RUNS
             return others + usable[target][1 - MAX_RUNS :]
     return []
 

@@ -124,9 +124,9 @@ def progress_of(state_dir: Path) -> dict[str, str]:
 
 
 def read_progress(state_dir: Path) -> Measuring | None:
-    """Return the progress of the process that holds the lock; the caller checks that one does.
+    """Return the progress that the lock's holder wrote; the caller checks that there is a holder.
 
-    Each process that takes the lock removes an earlier file.
+    Each process that takes the lock removes the file of an earlier one.
     """
     try:
         return Measuring.model_validate_json((state_dir / PROGRESS).read_bytes())

@@ -45,7 +45,7 @@ def live(context: Context) -> Submission | None:
 
 
 def create(context: Context) -> Submission:
-    """Create a submission; it has the last claim if that was premature and can be sent directly."""
+    """Create a submission; it repeats a premature commitment's claim if it can be sent directly."""
     settings, journal = context.settings, context.journal
     mode, now = context.submission_mode, context.now()
     last = journal.last_closed(context.identity.hotkey, context.target)
@@ -80,7 +80,7 @@ def create(context: Context) -> Submission:
 
 
 def others(context: Context) -> list[Submission]:
-    """Return the commitments to other targets; abandon submissions without a commitment."""
+    """Return commitments to other targets; abandon uncommitted submissions to other targets."""
     own = live(context)
     committed = []
     for other in context.journal.live_submissions(context.identity.hotkey):

@@ -15,10 +15,8 @@ from neurons.wire.protocol import Performer, QueuedSubmission, Round, is_same_in
 from neurons.wire.rules import BLOCK_SECONDS, block_at
 
 LIMITS = (100, 1_000, 10_000)
-"""Numbers of rows to request in this order, until the list is long enough to show the submission.
-
-This project's server refuses all but the first.
-"""
+"""Numbers of rows to request, in this order, until the list must show the submission. This
+project's server rejects all but the first."""
 ROUNDING = 1e-4
 """Relative difference between a claim and its figure in a list, which may be rounded."""
 
@@ -167,8 +165,8 @@ def _read_list(client: ApiClient, limit: int) -> tuple[Queue, int]:
 def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
     """Return whether the list shows the submission; None if the list is too short.
 
-    It is None, too, if the row with its number is another one: the reply to a commitment may name a
-    wrong number.
+    Also return None if the row with its number is another submission's: the reply to a commitment
+    may name a wrong number.
     """
     for row in queue.rows:
         if row.id == submission.submission_id:

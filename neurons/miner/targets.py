@@ -1,4 +1,4 @@
-"""The targets that the miner tries to measure, in their order."""
+"""The targets that the miner tries to measure, in order."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Tuner:
             comparison = Comparison(options, self.blocks, measure=self.measure, check=self.check)
             ((_, difference),) = comparison.run(before, after, [length])
             if not difference.faster:
-                raise Rejected(f"Its gain is not beyond the noise: {difference}.")
+                raise Rejected(f"Its gain is within the noise: {difference}.")
             if overlay_digest() != shipped:
                 raise Rejected("The shipped kernels were changed during the search.")
             machine = self.probe(Options(settings.device, stop=self._stop))
@@ -199,7 +199,8 @@ def check_files(overlay: Path, present: Path, scope: Scope) -> None:
         size = path.stat().st_size
         total += size
         if size > FILE_BYTES or total > ALL_BYTES:
-            raise Rejected(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
+            sizes = f"{name} has {size:,} bytes, the files up to it {total:,}"
+            raise Rejected(f"{sizes}; the limits are {FILE_BYTES:,} and {ALL_BYTES:,}.")
     if overlay_digest(scope, overlay) == overlay_digest(scope, present):
         raise Rejected("The command changed no published file.")
 

@@ -1,4 +1,4 @@
-"""Watches what no step does: the disk, the registration, the journal's copy, and updates."""
+"""A thread that checks the disk, the registration, the journal's copy, and updates."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from neurons.runtime.values import PROJECT
 TICK_SECONDS = 2.0
 DAY_SECONDS = 86400.0
 CHAIN_PAUSE_SECONDS = 300.0
-"""Minimum pause between two reads of the chain, because one submission requests several."""
+"""Minimum pause between two reads of the chain: one submission causes several requests."""
 LOW_BYTES, ENOUGH_BYTES = 10**9, 15 * 10**8
 """Free bytes: below the first the disk counts as low, above the second as recovered."""
-UNKNOWN = -1
 ORIGIN_SECONDS = 10.0
 UPDATE_REMEDY = "See docs/maintenance.md, Updating, also for the way back."
 
@@ -57,7 +56,7 @@ def newer_commit(checkout: Path = PROJECT) -> str | None:
 
 
 def copy_of(folder: Path, hotkey: str) -> Path:
-    """Return the file in JOURNAL_COPY for a hotkey's miner, so that several may share a folder."""
+    """Return a hotkey's file in the folder JOURNAL_COPY, which several miners may share."""
     return folder / f"journal-{hotkey}.sqlite"
 
 
@@ -82,7 +81,7 @@ class Watcher:
         self._settings, self._hotkey, self._journal = settings, hotkey, journal
         self._alerts, self._log, self._stop, self._read_uid = alerts, log, stop, read_uid
         self._commitment = threading.Event()
-        self._uid: int | None = UNKNOWN
+        self._uid: int | None = -1  # not yet known
         self._read_at = self._next_update = float("-inf")
         self._copying: threading.Thread | None = None
         self._copy_due = False
@@ -155,7 +154,7 @@ class Watcher:
             self._log.info("update available", commit=commit[:12], remedy=UPDATE_REMEDY)
 
     def _copy(self) -> None:
-        """Start a copy if one is due and none runs; a mount that is gone may let it hang."""
+        """Start a copy if one is due and none runs; a copy to a lost mount may hang."""
         running = self._copying is not None and self._copying.is_alive()
         if self._copy_due and not running:
             self._copy_due = False
@@ -166,7 +165,7 @@ class Watcher:
 
     def _write_copy(self) -> None:
         folder = self._settings.journal_copy
-        assert folder is not None  # noqa: S101 # else no copy is due
+        assert folder is not None  # noqa: S101 # otherwise no copy is due
         try:
             write_copy(self._journal, copy_of(folder, self._hotkey))
         except ConfigError as error:

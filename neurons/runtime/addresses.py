@@ -1,4 +1,4 @@
-"""Addresses: hosts of URLs, those of clients and the key under which they count; equal URLs."""
+"""Checks the hosts of URLs, parses clients' addresses, and compares URLs."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 class ClientAddress:
     """Replaces the peer's address in the scope by the client's, or by None if that is unknown.
 
-    A trusted proxy (`*`: every peer) names the client in X-Forwarded-For. The client is unknown if
-    another peer on this machine or in a private network forwards a request: the header may be
-    forged, and all clients share the peer's address. Then a warning names the `effect`, once.
+    A trusted proxy (`*`: every peer) names the client in X-Forwarded-For. If another peer on this
+    machine or in a private network forwards a request, the client is unknown: the header may be
+    forged, and all clients share the peer's address. One warning then contains `effect`.
     """
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str], log: Any, effect: str) -> None:
@@ -43,7 +43,7 @@ class ClientAddress:
         if address is None or self._trusts(address):
             return self._forwarded(scope)
         if not address.is_private:
-            return peer  # a client that sends a proxy's headers
+            return peer  # a client, although it sends a proxy's headers
         if not self._warned:
             self._warned = True
             problem = "requests come through a proxy that TRUSTED_PROXIES does not name"
@@ -51,7 +51,7 @@ class ClientAddress:
         return None
 
     def _forwarded(self, scope: Scope) -> str | None:
-        """Return the last address of X-Forwarded-For that no trusted proxy has."""
+        """Return the last address in X-Forwarded-For that is not a trusted proxy's."""
         lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
         hops = [hop for line in lines for hop in line.decode("latin-1").split(",")]
         for hop in reversed(hops):

@@ -51,7 +51,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, Path):
-        # Neither this machine's home nor its project folder belongs in a file that is shared.
+        # a shared file must contain neither this machine's home nor its project folder
         for folder, short in ((PROJECT, "."), (Path.home(), "~")):
             if value.is_relative_to(folder):
                 return f"{short}/{value.relative_to(folder)}"

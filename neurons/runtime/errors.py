@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 class ConfigError(QuasarError):
     """The operator must correct settings, wallet, journal or lock: exit status 78.
 
-    A problem that is a text must contain its remedy. `str` has one problem per line.
+    A problem that is only a text must contain its remedy. `str` has one problem per line.
     """
 
     def __init__(self, *problems: Problem | str) -> None:
@@ -51,9 +51,9 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
 class Fault(QuasarError):
     """A submission's step failed. The miner pauses it, then runs the step again.
 
-    `reason` and `remedy` contain no secrets. The pause is FAILED, or HELD after more than
-    `held_after` failures in a row; None means FAILED for ever. `after` is the least
-    pause in seconds that the other side requested.
+    `reason` and `remedy` contain no secrets. During the pause it is FAILED, or HELD after more than
+    `held_after` failures in a row; None means never HELD. `after` is the minimum pause in seconds
+    that the server requested.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class Retry(Fault):
 
 
 class Held(Fault):
-    """A fault that waiting alone hardly ends: the submission is HELD, with long pauses."""
+    """A fault that probably does not end by itself: the submission is HELD, with long pauses."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason, remedy, held_after=0)
 
 
 class HeldUntilRelease(Held):
-    """A fault after which the miner must not continue by itself: only `release` does."""
+    """A fault after which only the command `release` continues the submission."""
 
 
 class Postponed(QuasarError):
-    """This machine or the network failed; without a remedy, waiting is enough."""
+    """This machine or the network failed, so the work waits; an empty remedy means only that."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)

@@ -30,7 +30,7 @@ FILE = click.Path(path_type=Path)
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds; click's errors would call it an integer range."""
+    """A whole number within bounds, which click's errors then do not call an integer range."""
 
     name = "whole number"
 
@@ -62,7 +62,7 @@ class CommandLineSettings:
         return Sources(self.settings, self.env_file)
 
     def script(self, environ: Mapping[str, str]) -> str:
-        """Return the miner's start script with what selects this miner, for remedies."""
+        """Return the start script and the flags that select this miner, for remedies."""
         words = ["./START_MINER.sh"]
         for flag, variable, value in (
             ("--env-file", "ENV_FILE", self.env_file),
@@ -119,14 +119,16 @@ env_file = setting(
 logging = options(
     setting("--logging.info", "log_level", flag_value="INFO", help="Log as usual."),
     setting("--logging.debug", "log_level", flag_value="DEBUG", help="Log more."),
-    setting("--logging.trace", "log_level", flag_value="DEBUG", help="Log more, too."),
+    setting("--logging.trace", "log_level", flag_value="DEBUG", help="The same."),
 )
 chain = options(
     setting("--netuid", metavar="N", help="The subnet's number."),
     setting(
         "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
     ),
-    setting("--subtensor.chain_endpoint", "subtensor_network", metavar="URL", help="The same."),
+    setting(
+        "--subtensor.chain_endpoint", "subtensor_network", metavar="URL", help="The chain's URL."
+    ),
 )
 
 
@@ -153,7 +155,7 @@ show_version = click.option(
 
 
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None) -> int:
-    """Run a command line and return its exit status; a usage error prints one line, status 78."""
+    """Run a command line and return its exit status, which is 78 after a usage error."""
     try:
         return int(command.main(arguments, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as error:

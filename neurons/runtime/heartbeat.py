@@ -25,9 +25,9 @@ def heartbeat(
     progress: Callable[[], Mapping[str, object]] = dict,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` continues after `first` seconds, then every `longest` seconds.
+    """Log after `first` seconds, then every `longest` seconds, that `work` continues.
 
-    `progress` returns how far it is.
+    Each line contains what `progress` returns, and `details`.
     """
     ended, began = threading.Event(), time.monotonic()
 

@@ -64,8 +64,8 @@ def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
 def registration_command(settings: Settings) -> str:
     """Return the command that registers the miner's hotkey.
 
-    Without the names, `btcli` would offer the wallet `default` and the main network. The coldkey
-    lies on another machine, so WALLET_PATH says nothing about its place.
+    Without the names, `btcli` would offer the wallet `default` and the main network. WALLET_PATH is
+    omitted, because the coldkey, which signs the registration, is on another machine.
     """
     return (
         f"{BTCLI} subnets register --netuid {settings.netuid} "
@@ -114,7 +114,7 @@ def load_identity(
         exists = private.is_file()
     except PermissionError:
         remedy = "Start the program as the wallet's owner, or give this user a copy of the file."
-        raise fault("is out of this user's reach", remedy) from None
+        raise fault("is in a folder that this user cannot read", remedy) from None
     if not exists:
         remedy = f"Create it with {new} or copy the hotkey file from where it was made."
         raise fault("is missing", remedy)
@@ -285,7 +285,7 @@ def _run_task(call: str) -> int:
         import bittensor as bt
 
         result = globals()[task](bt.Subtensor(network), *words)
-    except Exception as error:  # any failure of the chain's client means the same here
+    except Exception as error:  # every failure counts as an unreachable chain
         message = " ".join(str(error).split())
         sys.stdout.write(f"\n{type(error).__name__}{message and f': {message}'}\n")
         return 1

@@ -87,8 +87,8 @@ class Sources:
 
     Args:
         flags: attribute name to value; those of None or "" are ignored.
-        env_file: the .env to read; by default, the one that the environment's ENV_FILE names, or
-            else the project's if it exists. /dev/null means none.
+        env_file: the .env to read, or /dev/null for none. By default it is the one that the
+            variable ENV_FILE names, or else the project's if it exists.
         environ: the environment; by default this process's.
     """
 

@@ -1,7 +1,7 @@
-"""How this machine reaches other hosts: the environment's proxies and certificates.
+"""Reads the environment's proxies and certificates for calls to other hosts.
 
-httpx could read these variables itself. It fails with a traceback at values that curl and git
-accept, such as `[::1]` in NO_PROXY, and reads SSL_CERT_FILE also for calls without TLS.
+httpx can do this itself, but it fails with a traceback at values that curl and git accept, such as
+`[::1]` in NO_PROXY, and reads SSL_CERT_FILE also for calls without TLS.
 """
 
 from __future__ import annotations
@@ -32,12 +32,8 @@ def client_options(url: str) -> dict[str, Any]:
     """
     parts = urlsplit(url)
     proxy = None if parts.hostname in LOOPBACK else _proxy(parts)
-    encrypted = parts.scheme == "https"
-    return {
-        "trust_env": False,
-        "verify": certificates() if encrypted else False,
-        "proxy": proxy,
-    }
+    verify = certificates() if parts.scheme == "https" else False
+    return {"trust_env": False, "verify": verify, "proxy": proxy}
 
 
 @functools.cache
@@ -62,7 +58,7 @@ def certificates() -> ssl.SSLContext:
 
 
 def failure_reason(error: httpx.HTTPError) -> str:
-    """Return why an exchange failed: for a certificate that is not trusted, the reason of TLS."""
+    """Return why an exchange failed; for a certificate that is not trusted, return TLS's reason."""
     untrusted = untrusted_certificate(error)
     if untrusted is not None:
         return f"its certificate is not trusted: {untrusted.verify_message}"
@@ -70,7 +66,7 @@ def failure_reason(error: httpx.HTTPError) -> str:
 
 
 def untrusted_certificate(error: BaseException) -> ssl.SSLCertVerificationError | None:
-    """Return the error of TLS among the causes of `error`, or None."""
+    """Return the untrusted certificate's error among the causes of `error`, or None."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
         cause = cause.__cause__ or cause.__context__

@@ -69,7 +69,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_value(value: Any, key: str = "") -> Any:
-    """Return `value` without secrets; under a key such as `token`, all of it is a secret."""
+    """Return `value` without secrets; the whole value of a key such as `token` is a secret."""
     if key and value is not None and _SECRET_KEY.search(key):
         return REDACTED
     if isinstance(value, str):
@@ -197,7 +197,7 @@ def _formatter(fmt: str) -> logging.Formatter:
 
 
 def _report_retry(details: RetryDetails) -> None:
-    """Log a quick retry at debug level, without the arguments that stamina's own line shows."""
+    """Log a quick retry at debug level; stamina's own line would show the call's arguments."""
     get_logger("http").debug(
         "no answer, asking again",
         reason=str(details.caused_by),

@@ -66,15 +66,15 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
 class StateLock:
     """The right to use a state folder, held by one process; a ConfigError if another has it.
 
-    It is the kernel's flock on an open file. It ends with the process, even after kill -9, so it
-    cannot become stale. The file stays and contains the last owner's pid.
+    It is Linux's flock on an open file. It ends with the process, even after kill -9, so it cannot
+    become stale. The file stays and contains the last owner's pid.
     """
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "lock"
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # O_CLOEXEC is Python's default: a child that outlives us does not keep the lock.
+            # Python's default O_CLOEXEC keeps the lock from child processes, which may live longer
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise not_writable(state_dir, error) from None
@@ -87,7 +87,7 @@ class StateLock:
                 f"Another process (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
                 "Stop it first, or give this one its own STATE_DIR."
             ) from None
-        with suppress(OSError):  # left behind by a process that was killed while it measured
+        with suppress(OSError):  # the file of a process that was killed while it measured
             (state_dir / PROGRESS).unlink(missing_ok=True)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -115,7 +115,7 @@ def is_locked(state_dir: Path) -> bool:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop this process: not SIGHUP if nohup has made it ignored."""
+    """Return the signals that stop this process; nohup makes it ignore SIGHUP."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
 
@@ -124,11 +124,11 @@ def stop_signals() -> list[signal.Signals]:
 def stop_on_signals(
     stop: threading.Event, grace: float = GRACE_SECONDS, *, as_failure: bool = False
 ) -> Iterator[list[int]]:
-    """Set `stop` on a signal of `stop_signals`; exit at once on another one.
+    """Set `stop` on the first signal of `stop_signals`; exit at once on the second.
 
     Yields a list that receives the first signal's number. If the process still runs `grace` seconds
-    after it, for example in a request without a reply, it exits with status 0, or 128 plus the
-    number if a stop counts as a failure. The journal is consistent at any moment.
+    after it, for example in a request without a reply, it exits with status 0, or with 128 plus the
+    number if `as_failure`. The journal is consistent at any moment.
 
     The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
     could not call `stop.set()` safely: it may interrupt `stop.wait()` while the main thread holds

@@ -16,7 +16,7 @@ from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.heartbeat import notify
 
 BACKLOG = 128
-"""Connections that the kernel queues until the server accepts them."""
+"""Connections that Linux queues until the server accepts them."""
 GRACE_SECONDS = 5
 """Seconds in which running requests must end when the server stops."""
 MAX_CONNECTIONS = 500
@@ -50,9 +50,10 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
 
 
 class OneLength:
-    """Refuses a request with both Content-Length and Transfer-Encoding with 400, and closes.
+    """Answers a request with both Content-Length and Transfer-Encoding with 400, and closes.
 
-    A proxy that uses the other header would see the rest of the body as a further request.
+    Server and proxy may use different ones; one of them would then see the end of the body as a
+    further request.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -148,7 +148,7 @@ class Settings(BaseModel):
     pytorch_cuda_alloc_conf: (
         Annotated[str, Form("PyTorch's own syntax, such as expandable_segments:True")] | None
     ) = None
-    """Passed to the measuring processes. Empty by default, as on validators."""
+    """The value of this variable in measuring processes. Empty by default, as on validators."""
     optimization_interval: Annotated[
         float, Field(ge=0, le=YEAR, allow_inf_nan=False), Form("seconds, from 0 to a year")
     ] = 300.0
@@ -241,7 +241,7 @@ class Settings(BaseModel):
     block_time_seconds: Annotated[Count, Form("whole seconds, from 1")] = 12
     """Length of a block on the server's clock."""
     ranking: Ranking | None = None
-    """How a round ranks. claim is the public rule: confirmed claims times the league's multiplier.
+    """A round's rule. claim is the public rule: confirmed claims times the league's multiplier.
     verified ranks by the claim, or by the validator's speed if that is lower; results within 3%
     count as equal, and the earlier submission comes first, so that a copy of a revealed commit
     gains nothing by a higher claim. A change applies from the next round. By default a new
@@ -270,12 +270,12 @@ class Settings(BaseModel):
     """
     uids_from_chain: bool = False
     """Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK every
-    ten minutes. VALIDATOR_STAKE and REQUIRE_REGISTRATION have the same effect. Otherwise the API
+    ten minutes. It also does so if VALIDATOR_STAKE or REQUIRE_REGISTRATION is set. Otherwise it
     assigns uids itself.
     """
     require_registration: bool = False
     """Whether the API accepts only miners that are registered on NETUID of SUBTENSOR_NETWORK, where
-    new hotkeys cost something. While the chain is unreachable, its last reply holds.
+    new hotkeys cost something. While the chain is unreachable, its last reply counts.
     """
     validator_stake: (
         Annotated[float, Field(ge=0, allow_inf_nan=False), Form("a number of tokens from 0")] | None
@@ -285,9 +285,9 @@ class Settings(BaseModel):
     """Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no limit.
     """
     trusted_proxies: Networks = ()
-    """Reverse proxies with a trusted X-Forwarded-For header; bans then apply to the addresses in
-    it. Behind any other proxy of this machine or network, bans apply to hotkeys. The inference
-    server also reads this setting; behind any other proxy, all its clients count as one.
+    """Reverse proxies of which the API and the inference server trust the header X-Forwarded-For.
+    Bans then apply to the addresses in it. Behind any other proxy of this machine or network, bans
+    apply to hotkeys, and all clients of the inference server count as one.
     """
 
     miner_inference_port: Port = 8001
@@ -301,8 +301,8 @@ class Settings(BaseModel):
     default that of WALLET_MINER_NAME.
     """
     accept_unnamed_recipients: bool = False
-    """Whether signatures of validators of version 0.2 count, which name no recipient. Another miner
-    can send such a request on to this server. The next version removes this setting.
+    """Whether the server accepts signatures of version 0.2. These do not name the recipient, so
+    another miner can forward such a request. The next version removes this setting.
     """
     inference_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """The model's dtype; auto takes bfloat16 on a GPU and float32 on a CPU."""
@@ -334,12 +334,12 @@ class Settings(BaseModel):
         return self.words_of(self.tune_command)
 
     def words_of(self, command: str | None) -> list[str]:
-        """Return the words of a command; paths of files of this checkout are absolute."""
+        """Return the words of a command; make the paths of this checkout's files absolute."""
         words = shlex.split(command or "")
         return [str(PROJECT / word) if (PROJECT / word).is_file() else word for word in words]
 
     def secrets(self) -> list[str]:
-        """Return the values that must never be printed; an SQLite address has no password."""
+        """Return the values that must never be printed; SQLite addresses have no password."""
         values = [self.github_token, self.database_url, self.alert_url]
         texts = [value.get_secret_value() for value in values if value is not None]
         return [text for text in texts if not text.startswith("sqlite:")]

@@ -1,4 +1,4 @@
-"""SQLite files of the miner and the validator: how they are opened, and their faults explained."""
+"""Opens the SQLite files of the miner and the validator, and explains their faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY_MILLISECONDS = 5000
 
 
 class SqliteFile(NamedTuple):
-    """A kind of file: its name in messages, and the remedy if one is damaged.
+    """A kind of file: its name in messages, and the remedy if such a file is damaged.
 
     `{path}` in the remedy stands for the quoted path.
     """
@@ -76,7 +76,7 @@ class SqliteFile(NamedTuple):
 
     @staticmethod
     def check(database: sqlite3.Connection) -> None:
-        """Raise a DatabaseError for damaged content, and make each commit wait for the disk."""
+        """Raise a DatabaseError for damaged content; make each commit wait for the disk."""
         problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(str(problem))

@@ -27,7 +27,7 @@ HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
 TOKEN = re.compile(r"gh[pousr]_|github_pat_|[0-9a-f]{40}$")
 """Prefixes of GitHub's tokens; those from before April 2021 are 40 hexadecimal digits."""
 MAX_URL = 2000
-"""Maximum length of an address; servers and clients refuse longer ones."""
+"""Maximum length of an address; servers and clients reject longer ones."""
 NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 

@@ -65,16 +65,16 @@ log = observe.get_logger("validator")
     metavar="NUMBER",
     help="Give a submission the final score 0, then end.",
 )
-@click.option("--reason", default="", metavar="TEXT", help="Of --withdraw; its page shows it.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason of --withdraw, on its page.")
 @flags.env_file
 @flags.chain
 @flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
 @flags.setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey.")
 @flags.setting(
-    "--wallet.path", "wallet_path", type=flags.Folder(), metavar="DIR", help="Where wallets lie."
+    "--wallet.path", "wallet_path", type=flags.Folder(), metavar="DIR", help="Folder of wallets."
 )
 @flags.setting(
-    "--neuron.polling_interval", "polling_interval", metavar="SECONDS", help="Pause between looks."
+    "--neuron.polling_interval", "polling_interval", metavar="SECONDS", help="Pause between polls."
 )
 @flags.logging
 @flags.NO_AXON
@@ -224,7 +224,7 @@ def _confinement(settings: Settings, stop: threading.Event, gpu: Gpu | None) -> 
             reason = str(error)
         else:
             if not sandbox.cores:
-                log.warning("this machine has one core: a fork can slow down all that runs on it")
+                log.warning("this machine has one core: a fork can slow down everything else")
             return sandbox
     log.warning(
         "no sandbox: forks run with this user's rights, may read its hotkey and write verdicts",

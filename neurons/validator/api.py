@@ -19,8 +19,8 @@ from neurons.wire.connection import Connection
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 
 QUEUE_PAGES = 1000
-"""Limit on the pages of the queue that one call reads, so high that the oldest submissions, which
-may be postponed for long, do not hide those of others."""
+"""Limit on the pages of the queue that one call reads. It is high, because the oldest submissions
+may be postponed for long and must not hide those of others."""
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
 REASON_LETTERS = 2000
@@ -83,7 +83,12 @@ class ValidatorApi(Connection):
                 queued.append(protocol.QueuedSubmission.model_validate(row))
             except ValidationError as error:
                 log.warning("malformed row in the queue", problem=str(error.errors()[0]["msg"]))
-        return sorted(filter(_may_be_judged, queued), key=lambda row: (row.created_at, row.id))
+        open_rows = [
+            row
+            for row in queued
+            if row.is_revealed and not row.validated and row.fork_url and row.commit_hash
+        ]
+        return sorted(open_rows, key=lambda row: (row.created_at, row.id))
 
     def is_queued(self, submission: protocol.QueuedSubmission) -> bool:
         """Return whether the submission still waits for a verdict."""
@@ -113,8 +118,8 @@ class ValidatorApi(Connection):
     ) -> None:
         """Write a verdict: score, reason, measured figures by length, and the device.
 
-        Figures are reduced to the wire's limit: a tiny claim gives a huge score, and a fork reports
-        the memory that it uses.
+        Figures are reduced to the wire's limit: a tiny claim gives a huge score, and a fork may
+        report any memory.
         """
         if measured is not None:
             measured = {
@@ -207,8 +212,3 @@ class ValidatorApi(Connection):
     def _is_temporary(self, error: Exception) -> bool:
         temporary = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))
         return temporary and not self._stop.is_set()
-
-
-def _may_be_judged(row: protocol.QueuedSubmission) -> bool:
-    """Return whether a row is revealed and has no verdict."""
-    return bool(row.is_revealed and not row.validated and row.fork_url and row.commit_hash)

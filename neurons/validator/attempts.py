@@ -23,13 +23,14 @@ FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 doubles with each fault."""
 
 BEGUN_SECONDS = 600.0
-"""What a running evaluation counts for. It remains if the validator crashes, and keeps one client's
+"""Seconds that a running evaluation counts as, and one that a crash ended. They keep one client's
 new hotkeys from getting several GPUs at once."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
 """Seconds after which the time spent on a hotkey no longer counts."""
 
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS attempts (
     submission TEXT PRIMARY KEY,
     running INTEGER NOT NULL DEFAULT 0,
@@ -42,11 +43,10 @@ CREATE TABLE IF NOT EXISTS attempts (
     measured TEXT,
     device TEXT
 ) STRICT
-"""
-_SPENT = """
-CREATE TABLE IF NOT EXISTS spent (hotkey TEXT, ended REAL, seconds REAL) STRICT
-"""
-_SPENT_INDEX = "CREATE INDEX IF NOT EXISTS spent_of ON spent (hotkey, seconds)"
+""",
+    "CREATE TABLE IF NOT EXISTS spent (hotkey TEXT, ended REAL, seconds REAL) STRICT",
+    "CREATE INDEX IF NOT EXISTS spent_of ON spent (hotkey, seconds)",
+)
 _ADDED = ("measured", "device")
 """Columns that earlier versions did not create."""
 
@@ -57,9 +57,9 @@ def age(submission: QueuedSubmission) -> tuple[str, int]:
 
 
 def _payers(submission: QueuedSubmission) -> tuple[str, str]:
-    """Return the keys under which time counts: of the client and of the hotkey.
+    """Return the keys, of the client and of the hotkey, under which evaluation time counts.
 
-    The client is the one that the API bans; an API that does not show it has hotkeys only.
+    The client is the one that the API bans, or the hotkey if the API does not show clients.
     """
     return f"client {submission.ip_address or submission.miner_hotkey}", submission.miner_hotkey
 
@@ -71,7 +71,7 @@ FILE = SqliteFile(
 
 
 def _prepare(database: sqlite3.Connection) -> None:
-    for statement in (_SCHEMA, _SPENT, _SPENT_INDEX):
+    for statement in _SCHEMA:
         database.execute(statement)
     columns = {row[1] for row in database.execute("PRAGMA table_info(attempts)")}
     for name in _ADDED:
@@ -93,7 +93,7 @@ class Attempt:
 
     @property
     def skipped(self) -> bool:
-        """Whether only `--again` makes the validator repeat it."""
+        """Whether the validator repeats it only with `--again`."""
         return self.verdict is None and self.deaths >= MAX_CRASHES
 
 
@@ -141,7 +141,7 @@ class Attempts:
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        """Store a verdict until it is written to the API; from now on faults are the logits'."""
+        """Store a verdict until the API has it; from now on, count faults of the logit check."""
         self._write(
             submission,
             running=0,
@@ -166,7 +166,7 @@ class Attempts:
             return cursor.rowcount
 
     def record_time(self, submission: QueuedSubmission, seconds: float) -> None:
-        """Add an evaluation's time to its client's and hotkey's, for the length of a round."""
+        """Count an evaluation's time against its client and hotkey, for the length of a round."""
         now = self._clock()
         self._database.execute("DELETE FROM spent WHERE ended < ?", [now - SPENT_SECONDS])
         rows = [(key, now, seconds) for key in _payers(submission)]
@@ -175,9 +175,9 @@ class Attempts:
     def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, float, str, int]:
         """Return the sort key of the queue.
 
-        The client on which the least time was spent comes first, then its hotkey: slow submissions
-        cannot delay those of others, not even from many new hotkeys of one client. Among a hotkey's
-        submissions, those that failed least often come first, then the oldest.
+        The client with the least evaluation time comes first, then its hotkey with the least: slow
+        submissions cannot delay those of others, not even from many new hotkeys of one client.
+        Among a hotkey's submissions, those that failed least often come first, then the oldest.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"

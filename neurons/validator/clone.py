@@ -37,7 +37,7 @@ LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=45, output=2**24)
 """Limits of each git process.
 
 After CLONE_SECONDS and CHECKOUT_SECONDS the validator blames the network and tries again. The limit
-on CPU time is shorter, so that it rejects a fork that keeps git busy.
+on CPU time is shorter, so that the validator rejects a fork that keeps git busy.
 """
 
 _OVERRIDES = {

@@ -24,11 +24,11 @@ class Gpu:
     """A GPU, or a MIG slice of one."""
 
     name: str  # its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi
-    # CUDA_VISIBLE_DEVICES for a process that sees only `files`: if NVML knows the GPU, its UUID,
+    # CUDA_VISIBLE_DEVICES for a process that sees only `files`: the UUID if NVML knows the GPU,
     # because NVML's numbers also count GPUs that the process does not see
     visible: str
     files: tuple[Path, ...]  # its device files, and those that all GPUs share
-    model: str = ""  # the driver's name of it; "" if NVML does not know the GPU
+    model: str = ""  # its name in the driver; "" if NVML does not know the GPU
 
 
 def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
@@ -36,7 +36,8 @@ def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
 
     Like CUDA's, the list ends at a name that is unknown or repeated. A MIG slice is not combined
     with other GPUs, because CUDA uses one slice in a process, and slices of a GPU share its device
-    file and power limit. If NVML does not identify the first GPU, it gets the files of all GPUs.
+    file and power limit. If NVML does not identify the first GPU, the result is this GPU with the
+    files of all GPUs.
     """
     shared = tuple(DEV / file for file in _SHARED if (DEV / file).exists())
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -58,7 +58,7 @@ class FaultyMachine(Postponed):
 
 
 class SharedLock:
-    """A lock that several threads share, or one holds exclusively; the latter goes first."""
+    """A lock that several threads share, or one thread holds exclusively, which has priority."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,7 +67,7 @@ class SharedLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Share the lock, when no thread holds it exclusively or waits for that."""
+        """Share the lock, once no thread holds it exclusively or waits for that."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and not self._waiting)
             self._sharing += 1
@@ -80,7 +80,7 @@ class SharedLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock exclusively, when no other thread holds it."""
+        """Hold the lock exclusively, once no other thread holds it."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: not self._alone and not self._sharing)
@@ -120,8 +120,8 @@ class Evaluator:
     def evaluate(self, submission: QueuedSubmission, share: float = 1.0) -> Verdict:
         """Return the verdict on a revealed submission.
 
-        Raises Postponed if this machine or the network failed, or if measurements need more than a
-        `share` below 1 of their time limit, and Stopped after a stop.
+        Raises Postponed if this machine or the network failed, or if the measurements need more
+        than the `share` of their time limit and it is below 1; and Stopped after a stop.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(
@@ -224,7 +224,8 @@ class Evaluator:
         except MeasurementError as error:
             if share < 1.0 and error.kind == "timeout" and time.monotonic() >= deadline:
                 seconds = share * BUDGET * self.timeout
-                raise Postponed(f"A claim below the first four had {seconds:g} s.") from error
+                reason = f"The claim is too low to earn a share, so it had only {seconds:g} s."
+                raise Postponed(reason) from error
             verdict = self._failed(error)
         measured = samples.values()
         return replace(verdict, measured=_figures(measured), device=_device(measured))

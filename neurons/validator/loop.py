@@ -35,8 +35,8 @@ MAX_BUSY_REPLIES = 6
 """Postponements, about an hour in all, after which a busy inference server counts as failed."""
 
 LOW_CLAIM_SHARE = 0.25
-"""Share of the time limit that a submission gets first if its claim cannot earn; each postponement
-doubles it."""
+"""Part of the time limit that a submission gets at first if its claim is too low to earn a share;
+each postponement doubles it."""
 
 LARGE_QUEUE, LARGE_QUEUE_SECONDS = 100, 60.0
 """A queue of more submissions is read again only after this pause."""
@@ -103,7 +103,7 @@ class Validator:
         self._seen: set[int] = set()
         self._queue: Sequence[QueuedSubmission] = []
         self._queue_until = 0.0
-        self._idle_line = (-1, 0.0)  # evaluations before the last line of an idle validator, time
+        self._idle_line = (-1, 0.0)  # `_begun` and the time when idleness was last logged
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue until a stop, with pauses of `interval` seconds."""
@@ -196,7 +196,7 @@ class Validator:
         return self._queue
 
     def _share_of_time(self, submission: QueuedSubmission) -> float:
-        """Return the share of the time limit that a submission gets: less if it cannot earn."""
+        """Return the part of the time limit for a submission: below 1 if its claim is too low."""
         least, claim = self._api.score_to_earn, submission.tokens_per_sec or 0.0
         if least is None or weighted_score(claim, submission.target_sequence_length) > least:
             return 1.0
@@ -264,7 +264,7 @@ class Validator:
             log.exception("no verdict", submission=submission.id)
 
     def _abandon(self) -> None:
-        """After an error, stop the running evaluations, and store verdicts for the next start."""
+        """After an error, stop the running evaluations; the next start writes ready verdicts."""
         if self._running:
             self._stop.set()
         for future, evaluation in self._running.items():

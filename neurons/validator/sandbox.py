@@ -2,9 +2,8 @@
 
 bubblewrap runs a fork's code in separate namespaces: as another user, without network and other
 processes. The code sees a read-only system without this user's files, an empty folder in memory,
-and the devices of one GPU. A seccomp filter closes parts of the kernel that no measurement needs.
-Some cores are reserved for the validator. When the sandbox's first process ends, the kernel ends
-all others.
+and the devices of one GPU. A seccomp filter closes parts of Linux that no measurement needs. Some
+cores are reserved for the validator. When the sandbox's first process ends, Linux kills all others.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ TEMPORARY_BYTES = 2**28
 FILE_BYTES = 2 * 2**30
 TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
 DESCRIPTORS = 16 * OPEN_FILES
-"""Most open files in which memory files are looked for."""
+"""Maximum number of open files that are searched for memory files and sockets."""
 MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
-"""Least free bytes of the machine, if a fork holds half of its memory or more."""
+"""Minimum of the machine's free bytes while a fork uses more than half of its memory limit."""
 CORES_PER_RESERVED = 8
 """One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -70,15 +69,15 @@ class Sandbox:
         The caller runs the command with the environment `env`. Inside the sandbox, `folder` is in
         memory and vanishes with the process. The folder of this path outside is not changed.
         """
-        # the kernel ends the fork first when memory runs out
+        # when the machine's memory runs out, Linux kills the fork first
         words = ["choom", "-n", "1000", "--"]
         words += ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
         words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
         words += ["--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         words += ["--hostname", "sandbox", *self._as_user(), *self._files(env, readable)]
         words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
-        # In a writable /proc, a fork could lower the choice of choom again, unless root made it. In
-        # a read-only one, CUDA cannot be initialised.
+        # With a writable /proc, a fork could undo choom's setting unless root made it, but with a
+        # read-only one CUDA cannot be initialised.
         words += [] if self._shown_gpu(env) else ["--remount-ro", "/proc"]
         words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(folder)]
         for name in ("HOME", "TMPDIR"):
@@ -100,11 +99,11 @@ class Sandbox:
         if len(processes) > PROCESSES:
             return f"it started more than {PROCESSES} processes"
         if self.cores and any(not cores <= self.cores for cores in affinities(processes)):
-            return "it took cores that are kept for others"
+            return "it used cores that are reserved for others"
         memory = memory_of(processes, DESCRIPTORS)
         if memory > self.memory_bytes:
-            return f"it took more than {self.memory_bytes / 2**30:.1f} GiB of memory"
-        # otherwise something else took it, and the kernel ends a fork only if it must
+            return f"it used more than {self.memory_bytes / 2**30:.1f} GiB of memory"
+        # below half of its limit, the fork is not the cause; Linux kills it only as a last resort
         if memory > self.memory_bytes / 2 and machine_memory("MemAvailable") < MEMORY_LEFT:
             return "it left this machine without memory"
         return ""

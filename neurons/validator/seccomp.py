@@ -64,7 +64,7 @@ _CALLS = {
     "socket": (41, 198),
     "sched_setaffinity": (203, 122),
 }
-"""The numbers of the calls on x86_64 and aarch64. All are forbidden but those named below."""
+"""Numbers of calls on x86_64 and aarch64, forbidden except as `_OWN_ONLY` and `_SPECIAL` say."""
 
 _OWN_ONLY = {
     "sched_setparam": ((0, 0),),
@@ -102,7 +102,7 @@ class Program(ctypes.Structure):
 libc = ctypes.CDLL(None, use_errno=True)
 installed = Program(len(program) // 8, program)
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(installed), 0, 0):
-    sys.exit("the kernel takes no seccomp filter: " + os.strerror(ctypes.get_errno()))
+    sys.exit("Linux does not accept a seccomp filter: " + os.strerror(ctypes.get_errno()))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 """Installs the filter in its first argument (38: PR_SET_NO_NEW_PRIVS, 22: PR_SET_SECCOMP), and

@@ -11,7 +11,7 @@ from neurons.validator.evaluate import Evaluator
 from neurons.validator.sandbox import Sandbox
 
 CORES_EACH, BYTES_EACH = 2, 8 * 2**30
-"""Least cores and bytes of memory of an evaluation; its two processes import torch and use CUDA."""
+"""Minimum cores and bytes of an evaluation, which has two processes that load torch and CUDA."""
 
 log = get_logger("validator")
 

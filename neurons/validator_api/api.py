@@ -25,9 +25,7 @@ Clock = Callable[[], float]
 
 
 class Api:
-    """The shared objects of one running API. Tests pass clocks, a chain and shorter pauses.
-
-    Raises the errors of `Storage`.
+    """The shared objects of one running API. Raises the errors of `Storage`.
 
     Args:
         clock: the time of rounds, blocks and bans.
@@ -53,7 +51,9 @@ class Api:
             neurons = partial(subnet_neurons, settings.netuid, settings.subtensor_network)
         self.settings, self.clock, self.wall_clock = settings, clock, wall_clock
         self.chain_seconds = chain_seconds
-        self.storage = Storage(_database_url(settings))
+        url = settings.database_url
+        file = URL.create("sqlite", database=str(settings.state_dir / "validator_api.db"))
+        self.storage = Storage(file if url is None else url.get_secret_value())
         self.limiter = RateLimiter(settings.rate_limit, monotonic)
         self.read_chain = neurons
         self._neurons: Mapping[str, Neuron] | None = None  # until the chain's first reply
@@ -110,12 +110,6 @@ class Api:
         now = self.clock()
         block = block_at(now, self.settings.block_time_seconds)
         return Transaction(session, rounds.utc(now), block, self.settings, uids)
-
-
-def _database_url(settings: Settings) -> str | URL:
-    if settings.database_url is not None:
-        return settings.database_url.get_secret_value()
-    return URL.create("sqlite", database=str(settings.state_dir / "validator_api.db"))
 
 
 async def _api(request: Request) -> Api:  # FastAPI would run a plain function in a thread

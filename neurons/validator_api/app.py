@@ -70,7 +70,7 @@ def create_app(api: Api) -> FastAPI:
         ClientAddress,
         trusted=api.settings.trusted_proxies,
         log=log,
-        effect="bans count hotkeys behind it",
+        effect="behind it, bans apply to hotkeys",
     )
     answer_errors(app)
     for routes in (miners, public, validators, pages):  # matched in this order

@@ -86,9 +86,9 @@ class Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller after a check that its Signature header signs its Hotkey header.
+    """Return the miner; raise a 401 if its Signature header does not sign its Hotkey header.
 
-    Raises a 401 if it does not, and a 429 with Retry-After beyond the rate limit.
+    Raises a 429 with Retry-After beyond the rate limit.
     """
     hotkey, signature = _claimed(request)
     if not verify(hotkey, hotkey, signature):
@@ -192,10 +192,10 @@ def check_body(route: str, body: CommitRequest | ClaimRequest, caller: Caller) -
 
 
 def _public_texts(body: ClaimRequest) -> list[str]:
-    """Return the texts of which the public wire accepts a signature.
+    """Return the texts of which version 1 accepts a signature.
 
-    The reference miner sorts the benchmarks by numeric length, and signs no text in place of
-    missing ones; `submission_text` sorts the lengths as texts and signs `{}`.
+    The public subnet's miner sorts the benchmarks by numeric length, and signs no text in place of
+    missing ones. `submission_text` sorts the lengths as texts and signs `{}`.
     """
     repo_hash = body.repo_hash if isinstance(body, SubmitRequest) else None
     start = f"{body.fork_url}{body.commit_hash}{body.tokens_per_sec}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,8 +14,8 @@ from neurons.wire.outcomes import ProtocolFault, TooLarge
 ENCODING = "identity"
 """The only content encoding that requests accept: a compressed body may be a bomb."""
 FREE_NODES, BYTES_PER_NODE = 1000, 8
-"""Number of JSON values that any text may have, and the bytes that each further one needs on
-average. An empty list takes 30 times the memory of its text."""
+"""A reply may have this many JSON values, and one more for each BYTES_PER_NODE bytes: in memory, an
+empty list takes 30 times the size of its text."""
 
 Reply = TypeVar("Reply", bound=BaseModel)
 Each = Callable[[dict[str, Any]], object]
@@ -38,25 +37,18 @@ def check_size(route: str, size: int, limit: int) -> None:
 def parse_reply(route: str, data: bytes, reply: type[Reply], each: Each | None = None) -> Reply:
     """Return the validated message in `data`; raise ProtocolFault if it is not one.
 
-    NaN and Infinity are rejected. With `each`, which replaces every JSON object as soon as it is
-    parsed, they are accepted: other miners' rows, of which `each` keeps a number, take little
-    memory and cannot make the reply invalid.
+    `each` replaces every JSON object as soon as it is parsed. It keeps only a number of another
+    miner's row, so such rows take little memory and cannot make the reply invalid. NaN and Infinity
+    are rejected without `each`, and accepted with it.
     """
     if sum(map(data.count, (b"[", b"{", b","))) > FREE_NODES + len(data) // BYTES_PER_NODE:
         raise TooLarge(f"{route} answered with too many JSON values")
-    with _parsing(route):
+    try:
         if each is None:
             content = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
         else:
             content = json.loads(data, object_hook=each)
         return reply.model_validate(content)
-
-
-@contextmanager
-def _parsing(route: str) -> Iterator[None]:
-    """Raise the errors of the block as a ProtocolFault that names the route."""
-    try:
-        yield
     except ValidationError as error:
         fields = ", ".join(
             f"{'.'.join(map(str, row['loc'])) or 'the reply'} ({row['type']})"

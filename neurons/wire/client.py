@@ -22,7 +22,7 @@ REQUESTS_A_MINUTE = 9
 LIST_BYTES = 2**23
 """Limit in bytes on a reply that lists all miners' rows, enough for 35,000 open commitments."""
 ROUTE_STATUSES = {404: False, 405: True}
-"""What the reply to GET shows of a route that accepts only POST: whether the server has it."""
+"""Whether the server has a route that accepts only POST, by the status of its reply to GET."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
@@ -90,7 +90,7 @@ class ApiClient(Connection):
     def serves_competition(self) -> bool | None:
         """Return whether this API has the route for commitments; None if that is unknown.
 
-        The route accepts POST only, so that GET is answered with 405 if it exists, otherwise 404.
+        GET is answered with 405 if the route exists, because it accepts only POST; otherwise 404.
         """
         if self._limit:
             self._limit()

@@ -58,7 +58,7 @@ class TimeLimit:
         self.over = False  # whether the limit ended the last request
 
     def __call__(self, event: str, details: dict[str, Any]) -> None:
-        """Note the connection; requests need this object as the extension `trace`."""
+        """Store the new connection; requests need this object as the extension `trace`."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._stream = details["return_value"]
             if self.over:
@@ -183,10 +183,7 @@ class Connection:
         return parse_reply(route, data, reply, each)
 
     def status_of(self, route: str) -> int:
-        """GET a route without credentials and return the reply's status; its body is not read.
-
-        Raises Retry without a reply.
-        """
+        """GET a route without credentials and return the reply's status; or raise Retry."""
         stream = self._http.stream("GET", route, extensions={"trace": self._time_limit})
         try:
             longest = CONNECT_SECONDS + self._reply_seconds
@@ -260,10 +257,7 @@ def check_address(base_url: str) -> bool:
 
 
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
-    """Raise the exception for a failed exchange.
-
-    It is Untrusted, Unreachable (the request was never sent) or ReplyLost.
-    """
+    """Raise Untrusted, Unreachable (no request was sent) or ReplyLost for a failed exchange."""
     reason = f"{route}: {type(error).__name__}: {error}"
     untrusted = untrusted_certificate(error)
     if untrusted is not None:

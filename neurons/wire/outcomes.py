@@ -24,7 +24,7 @@ _HOURS_LEFT = re.compile(r"([0-9]+(?:\.[0-9]+)?) more hours")
 
 
 class Unreachable(Retry):
-    """The request certainly did not reach the server: no address, refused, no connection."""
+    """The request certainly did not reach the server, because there was no connection."""
 
 
 class Untrusted(Retry):
@@ -70,7 +70,7 @@ class ProtocolFault(Uncertain):
 
 
 class ReadRefused(Uncertain):
-    """A 4xx with a message for an unsigned GET: it says nothing about a submission."""
+    """A 4xx with a message for an unsigned GET, which shows nothing about a submission."""
 
 
 class TooLarge(ProtocolFault):
@@ -144,7 +144,8 @@ def fault_of(
         )
     if detail is None or (status, detail) in _UNKNOWN_ROUTE:
         return ForeignPage(
-            f"{reason} (not a reply of the validator API; if it stays so, check VALIDATOR_API_URL)",
+            f"{reason} (not a reply of the validator API; if this continues, check "
+            "VALIDATOR_API_URL)",
             after,
         )
     if status == 425:
@@ -217,7 +218,7 @@ def _refusal(route: str, status: int, detail: str, reason: str) -> Refused:
     if status == 422:
         return Refused(reason, "The server's message format has changed: update this program.")
     return Refused(
-        reason, "Read the server's message; `abandon` ends the submission if it stays so."
+        reason, "Read the server's message. If this continues, `abandon` ends the submission."
     )
 
 

@@ -74,7 +74,7 @@ def submission_text(
     benchmarks: Mapping[str, Mapping[str, float]] | None,
     repo_hash: str | None = None,
 ) -> str:
-    """Return the text that a submission's or a reveal's body `signature` signs."""
+    """Return the text that the `signature` in a submission or reveal signs in version 1."""
     figures = json.dumps(benchmarks or {}, sort_keys=True)
     return f"{fork_url}{commit_hash}{tokens_per_sec}{figures}{repo_hash or ''}"
 
@@ -140,7 +140,7 @@ class _FailFast(FailFast):
 
 Row = TypeVar("Row")
 Rows = Annotated[list[Row], _FailFast()]
-"""Rows of a reply. Validation ends at the first wrong one, or its errors could fill the memory."""
+"""Rows of a reply. Validation ends at the first invalid one: all errors could fill the memory."""
 
 Hex = Annotated[str, AfterValidator(lambda text: text.strip().lower().removeprefix("0x"))]
 """A hash as another server writes it, in the spelling of this project."""
@@ -534,7 +534,7 @@ def request_text(
 
     `target` is the path with any query, as sent; `timestamp` and `nonce` are as in the headers.
     With a `recipient`, a hotkey, only that miner's inference server accepts the signature, so that
-    a miner cannot send a validator's request on to another one.
+    a miner cannot forward a validator's request to another miner.
     """
     digest = hashlib.sha256(body).hexdigest()
     kind = ("quasar-request-3", recipient) if recipient else ("quasar-request-2",)

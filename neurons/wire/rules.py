@@ -19,7 +19,7 @@ BAN_HOURS = 24
 ROUND_HOURS = 48
 
 MIN_TARGET = 512
-"""Least target in tokens: the speed of shorter calls says little about the kernel."""
+"""Minimum target in tokens: the speed of shorter calls depends little on the kernel."""
 
 
 def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:
@@ -71,7 +71,7 @@ def weighted_score(
 
 
 def exceeds(result: float, other: float, ranking: Ranking) -> bool:
-    """Return whether a result is higher than an earlier submission's and not equal to it."""
+    """Return whether a result beats an earlier submission's, and does not count as equal to it."""
     return result * (1.0 - EQUAL_WITHIN[ranking]) > other
 
 

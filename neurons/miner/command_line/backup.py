@@ -19,7 +19,7 @@ from neurons.runtime.process import StateLock
 from neurons.runtime.settings import Settings
 
 MAGIC = b"SQLite format 3\0"
-SET_ASIDE = "journal.previous.sqlite"
+PREVIOUS = "journal.previous.sqlite"
 
 
 @click.argument("file", type=Folder())
@@ -32,7 +32,7 @@ def backup(given: CommandLineSettings, file: Path) -> int:
     if file.exists():
         raise ConfigError(f"{file} already exists. Name another file, or remove it first.")
     write_copy(journal, file)
-    echo(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
+    echo(f"the journal is copied to {file}; keep it private: it may have the salt of a commitment")
     return 0
 
 
@@ -54,14 +54,14 @@ def restore(given: CommandLineSettings, file: Path | None) -> int:
         write_copy(file, part)
         replaced = present.exists()
         if replaced:
-            os.replace(present, settings.state_dir / SET_ASIDE)
+            os.replace(present, settings.state_dir / PREVIOUS)
         for rest in ("-wal", "-shm"):  # they belong to the replaced file
             left = present.with_name(present.name + rest)
             if left.exists():
-                os.replace(left, settings.state_dir / (SET_ASIDE + rest))
+                os.replace(left, settings.state_dir / (PREVIOUS + rest))
         os.replace(part, present)
     newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
-    earlier = f"; the earlier journal is now {SET_ASIDE}" if replaced else ""
+    earlier = f"; the earlier journal is now {PREVIOUS}" if replaced else ""
     echo(f"restored from {file}: {newest}{earlier}")
     return 0
 
@@ -82,7 +82,7 @@ def find_copy(settings: Settings) -> Path:
 def require_no_lost_journal(
     settings: Settings, hotkey: str, script: str = "./START_MINER.sh"
 ) -> None:
-    """Raise a ConfigError if there is no journal, but a copy, which a new one would replace."""
+    """Raise a ConfigError if only a copy of the journal is left, which a new one would replace."""
     copy = settings.journal_copy and copy_of(settings.journal_copy, hotkey)
     if copy and copy.exists() and find_journal(settings.state_dir) is None:
         problem = f"The journal in {settings.state_dir} is lost, and JOURNAL_COPY has {copy}."
@@ -91,7 +91,7 @@ def require_no_lost_journal(
 
 
 def is_database(file: Path) -> bool:
-    """Return whether a file has SQLite's header, or is unreadable (copying then fails)."""
+    """Return whether a file has SQLite's header; True for an unreadable one, as copying fails."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC

@@ -1,4 +1,4 @@
-"""The command `bench`: measures without submitting, and ends with the claim that it would make."""
+"""The command `bench`: measures without submitting, and prints the claim that this allows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def bench(given: CommandLineSettings, all_lengths: bool) -> int:
 
 
 def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure. Retry a fault that makes the miner FAILED; raise one that makes it HELD."""
+    """Call `act` until it succeeds; raise a fault for which the miner would hold a submission."""
     for failures in itertools.count(1):
         try:
             act()
@@ -84,7 +84,7 @@ def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> N
 
 
 def preview(samples: Sequence[Sample], settings: Settings, *, with_place: bool) -> Iterator[str]:
-    """Yield the claim that the samples allow, its score, and its place if the API answers."""
+    """Yield lines with the claim that the samples allow, its score, and its place if available."""
     by_length = {
         length: [one for one in samples if one.length == length]
         for length in {one.length for one in samples}

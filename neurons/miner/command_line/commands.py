@@ -1,4 +1,4 @@
-"""The commands status, logs, doctor, bench, release and abandon, which start no daemon."""
+"""The commands status, doctor, logs, release and abandon."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _without_secrets(text: str) -> str:
 def read_settings(
     given: CommandLineSettings, process: Process | None = "miner"
 ) -> tuple[Settings, bool]:
-    """Return the settings, and whether this is an embedded run.
+    """Return the settings, and whether this is a trial on an embedded subnet.
 
     The settings that `process` requires must be present; None requires none. Raises a ConfigError
     with all problems.
@@ -82,10 +82,10 @@ def log_file(given: CommandLineSettings) -> Path:
 
 
 def _is_trial(given: CommandLineSettings) -> bool:
-    """Return whether this is an embedded run.
+    """Return whether this is a trial on an embedded subnet, because there is no .env.
 
-    Raises a ConfigError if there is no .env, but a real miner's journal. Otherwise, a process
-    manager would restart that miner as a trial, while its commitment waits for the reveal.
+    Raises a ConfigError if there is a real miner's journal. Otherwise a process manager would
+    restart that miner as a trial while its commitment waits for the reveal.
     """
     if not is_embedded(given.sources):
         return False
@@ -117,7 +117,7 @@ def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int)
     except ConfigError as error:
         path = given.sources.path
         if path is None or not os.access(path, os.R_OK, effective_ids=True):
-            raise  # a .env that is lost or cannot be read may name the folder
+            raise  # the .env that cannot be read may name another folder
         echo(str(error), sys.stderr)
         folder = log_file(given).parent.parent
 
@@ -135,7 +135,7 @@ def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int)
 
 def _watch(read: Callable[[], str]) -> None:
     """Show the text of `read` until Ctrl-C: in place on a terminal, else whenever it changes."""
-    import rich.live  # takes a tenth of a second, and only this needs it
+    import rich.live  # here, because it takes a tenth of a second
 
     console = rich.console.Console(highlight=False, markup=False, emoji=False)
     last = ""
@@ -153,7 +153,7 @@ def _watch(read: Callable[[], str]) -> None:
 @as_json
 @click.option("--kernels", is_flag=True, help="Only compile and run the CUDA kernels.")
 def doctor(given: CommandLineSettings, as_json: bool, kernels: bool) -> int:
-    """Check this machine and its settings; each failure has its remedy."""
+    """Check this machine and its settings, with remedies."""
     if kernels:
         settings, _ = read_settings(given, process=None)
         return _failed(_print_findings(kernel_checks.examine(settings.device), as_json, gap=" -> "))

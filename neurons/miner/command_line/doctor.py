@@ -54,7 +54,7 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
 def guarded(
     check: Callable[[Settings], Iterator[Finding]], settings: Settings
 ) -> Iterator[Finding]:
-    """Yield the findings of a check; an exception that has a remedy is a failure."""
+    """Yield a check's findings; turn an exception with a remedy into a failure."""
     try:
         yield from check(settings)
     except ConfigError as error:
@@ -72,11 +72,11 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
 
 
 def target(settings: Settings) -> Iterator[Finding]:
-    """Check that the target can be measured here, since only measured lengths are claimed."""
+    """Check that the target can be measured on this machine: only measured lengths are claimed."""
     length = settings.target_sequence_length
     wanted = None if length == "auto" else length
     targets = targets_to_try(wanted, settings.device)
-    if settings.device == "cuda":  # as the miner decides, for the GPU that CUDA shows first
+    if settings.device == "cuda":  # by the memory of the GPU on which the miner measures
         targets = targets_here(wanted, describe_machine(settings.device), settings)
     best = "the best up to " if length == "auto" else ""
     yield ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
@@ -105,7 +105,7 @@ def upstream(settings: Settings) -> Iterator[Finding]:
         git = HardenedGit(PROJECT, timeout=HTTP_SECONDS)
         git.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, "HEAD")
     except (QuasarError, ValueError) as error:
-        # the remedy of a Held names settings of the fork, not of the upstream
+        # `str` of a Held would add a remedy for the fork
         why = error.reason if isinstance(error, Held) else str(error)
         detail = f"{redact_text(address)} cannot be reached: {redact_text(why)}"
         remedy = "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
@@ -172,7 +172,7 @@ def api(settings: Settings) -> Iterator[Finding]:
 
 
 def _get(url: str) -> tuple[httpx.Response, bytes]:
-    """Return a reply and the begin of its body, because an unknown server may send any amount."""
+    """Return a reply and its body's first bytes, because an unknown server may send any amount."""
     headers = {"Accept-Encoding": "identity"}
     options = client_options(url)
     with httpx.stream("GET", url, timeout=HTTP_SECONDS, headers=headers, **options) as reply:
@@ -191,7 +191,7 @@ def _competition(url: str, health: int, begin: bytes, route: int) -> Finding:
         detail = f"{url}/health is a page of another program, not the validator API's reply"
         return failure("api", detail, f"Check VALIDATOR_API_URL. {KNOWN}")
     if serves is None:
-        detail = f"unknown whether {url} serves this competition: /commit_submission is {route}"
+        detail = f"unknown whether {url} serves this competition: /commit_submission gave {route}"
         return warning("api", detail, f"Check VALIDATOR_API_URL. {KNOWN}")
     return ok("api", f"{url} is up and serves this competition")
 

@@ -20,7 +20,7 @@ OLDEST = (8, 0)
 MAX_PROCESSES = 3
 """Number of capabilities compiled at a time: each process loads torch, half a gigabyte."""
 
-_UNKNOWN = "Report this line: its cause is not a known one."
+_UNKNOWN = "Report this line: its cause is unknown."
 
 
 def compile_kernels(capability: tuple[int, int]) -> Builds:
@@ -49,8 +49,8 @@ def examine(
 ) -> Iterator[Finding]:
     """Yield each finding as soon as it is made; a separate process compiles for each capability.
 
-    A fault is a failure if it affects this machine, or if a compilation fails on a machine without
-    a GPU. Other faults are warnings.
+    A fault is a failure if it affects this machine's GPUs, or if a compilation fails on a machine
+    without a GPU. Other faults are warnings.
     """
     yield gpu(device)
     try:
@@ -78,7 +78,7 @@ def examine(
 
 
 def serves(path: PathTaken) -> Finding:
-    """Check which implementation a device runs, and its result."""
+    """Check that a device runs the best implementation, with correct results."""
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
     if path.error:

@@ -156,7 +156,7 @@ def program(
 
 
 def journal_copy(folder: Path, state_dir: Path) -> Finding:
-    """Check that the copy of the journal can be written, and survives the state folder's disk."""
+    """Check that the journal's copy can be written, and is on another disk than the journal."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

@@ -1,6 +1,6 @@
 """The endpoints /metrics and /healthz of a running miner, on loopback and off by default.
 
-As `status`, both read a copy of the journal instead of the daemon's memory.
+Like `status`, both read a copy of the journal instead of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
 
 
 def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
-    """Return `status` and its reason: ok, held or degraded (full disk)."""
+    """Return the status (ok, held, or degraded by a full disk) and its reason or the state."""
     if shutil.disk_usage(state_dir).free < START_BYTES:
         return {"status": "degraded", "reason": f"the disk of {state_dir} is full"}
     one = read_status(state_dir, hotkey).submission
@@ -90,7 +90,7 @@ def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Iterator[int | None]:
-    """Serve on `port` of 127.0.0.1 during the block; 0 selects a free port, None none.
+    """Serve on `port` of 127.0.0.1 during the block; 0 selects a free port. None: do not serve.
 
     Raises a ConfigError if the port is taken, or prometheus-client is not installed.
     """
@@ -120,7 +120,7 @@ def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Ite
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        problem = f"METRICS_PORT={port} cannot be listened on ({error.strerror})."
+        problem = f"METRICS_PORT={port} cannot be used ({error.strerror})."
         raise ConfigError(Problem(problem, "Name another port.")) from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     log.info("metrics ready", url=f"http://{HOST}:{server.server_port}/metrics")

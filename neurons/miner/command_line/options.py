@@ -66,7 +66,7 @@ class Commands(click.Group):
 
 
 def add_command(group: click.Group, name: str, function: Callable[..., int]) -> None:
-    """Add a function, which receives the miner's flags first, as a command with its docstring."""
+    """Add a function as a command. Its docstring is the help, its first argument the flags."""
     callback = click.make_pass_decorator(CommandLineSettings, ensure=True)(function)
     command = group.command(name, context_settings=flags.CONTEXT)(shared(callback))
     # `--help` lists the command's own options first
@@ -92,9 +92,8 @@ def explain(context: click.Context, given: CommandLineSettings, name: str | None
 @click.pass_context
 def completion(context: click.Context, given: CommandLineSettings, shell: str) -> int:
     """Print what ~/.bashrc needs to complete commands and flags."""
-    # The script calls this checkout's start script by its path. Click's script for bash calls the
-    # typed word, which may begin with an unexpanded `~`; those for zsh and fish require the script
-    # on PATH.
+    # The printed script calls this checkout's start script by its path. Without this, bash would
+    # call the typed word, perhaps with an unexpanded `~`; zsh and fish would search PATH.
     source = SHELLS[shell](context.find_root().command, {}, SCRIPT, COMPLETE_VARIABLE).source()
     for name in ("$1", SCRIPT):
         source = source.replace(f" {name})", f" {shlex.quote(str(PROJECT / SCRIPT))})")

@@ -87,7 +87,7 @@ class Status:
 
 
 def find_journal(state_dir: Path) -> Path | None:
-    """Return the journal's path, or None; a ConfigError if it is another user's."""
+    """Return the journal's path; None if there is none. Raise a ConfigError without access."""
     path = state_dir / JOURNAL
     try:
         return path if path.is_file() else None
@@ -157,7 +157,7 @@ def next_action(submission: Submission) -> str:
     state = submission.state
     if state is State.HELD and not submission.paused:
         then = "abandon" if submission.resume_state is None else "release"
-        return f"`{then}`, after the remedy; the miner does not continue it by itself"
+        return f"run `{then}` after the remedy; the miner does not continue it by itself"
     if submission.paused:
         return f"try again: {_NEXT_ACTION.get(submission.position, 'submit the claim')}"
     if state is State.CLAIMED:
@@ -205,7 +205,7 @@ def _figures(title: str, submission: Submission) -> list[str]:
     if submission.tokens_per_sec is not None:
         score = submission.weighted_score
         if submission.state is State.REJECTED:
-            score = 0.0  # the journal has the claimed one
+            score = 0.0  # the journal has the claim's score
         elif score is None:
             score = weighted_score(submission.tokens_per_sec, target)
         lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")

@@ -1,1 +1,1 @@
-"""Publishing of the kernels: the fork, the overlay in it, and GitHub's API."""
+"""Publishes the kernels: the fork, the overlay in it, and GitHub's API."""

@@ -238,7 +238,7 @@ class Fork:
 
         `url` may be an earlier address of this fork, for example before its account was renamed.
         """
-        # a lost or changed checkout must not prevent a reveal: only the tool's limits are used
+        # this git ignores the checkout's configuration: a lost checkout must not prevent a reveal
         return is_fetchable(HardenedGit(self.worktree, stop=self._stop), parse_remote(url), commit)
 
     # The remote and the clone
@@ -285,7 +285,7 @@ class Fork:
     # The branch
 
     def _read(self) -> tuple[HardenedGit, Remote, Token | None, dict[str, str], str]:
-        """Return the git, address and token that can read the remote, its branches and default.
+        """Return a git, address and token that can read the remote, its branches and its default.
 
         Anonymous access comes first: an expired token must not delay a public fork.
         """

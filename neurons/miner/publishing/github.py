@@ -239,7 +239,7 @@ def _request_fork(session: _Session, upstream: str, name: str) -> None:
     body = {"name": name.partition("/")[2], "default_branch_only": False}
     reply = session.call("POST", f"/repos/{upstream}/forks", body=body)
     full_name = str(_content(reply).get("full_name", name))
-    if full_name.lower() != name.lower():  # GitHub allows one per account and network
+    if full_name.lower() != name.lower():  # an account can have one fork of a repository
         raise Held(
             f"The account has a fork of {upstream} already: {redact_text(full_name)}.",
             f"Set GITHUB_FORK_NAME={redact_text(full_name.partition('/')[2])}.",

@@ -1,4 +1,4 @@
-"""The overlay in a fork: copied over the worktree, committed byte for byte, found in a commit.
+"""Copies the overlay over a fork's worktree, commits it byte for byte, and compares a commit.
 
 Commits are written with git's plumbing, which runs no hooks, filters or signing programs.
 """
@@ -50,7 +50,7 @@ class Overlay:
             part.replace(target)
 
     def commit(self, tool: HardenedGit, tip: str) -> str:
-        """Commit the files on top of `tip`, with its tree in the index; return the full hash.
+        """Commit the files on top of `tip`, which the index must hold; return the full hash.
 
         The hash is `tip` if nothing changed. The date is the parent's plus a second, so that the
         same content on the same parent has the same hash in every clone.
@@ -78,8 +78,8 @@ class Overlay:
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files that differ between the commit and the overlay.
 
-        The list is empty for another version of the overlay: the message of such a commit has the
-        digest of the commit's own files.
+        A commit of another version of the overlay is accepted, with an empty list, if its message
+        has the digest of its own files.
         """
         blobs = self._blobs(tool, commit)
         if f"\nOverlay-Digest: {_digest(blobs)}" in tool.cat_file("commit", commit):

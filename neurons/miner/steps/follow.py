@@ -116,9 +116,7 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     unmeasured = conclusion.state in (State.RANKED, State.REJECTED)
     if submission.mode == "commit_reveal" and unmeasured:
         context.suspect_early_judgement(submission)
-    shown = row.weighted_score if row is not None else None
-    score = _claimed_score(submission) if shown is None else shown
-    return context.move(submission, weighted_score=score, **vars(conclusion))
+    return context.move(submission, weighted_score=_score(submission, row), **vars(conclusion))
 
 
 def _is_on_server(submission: Submission, context: Context) -> bool:
@@ -160,8 +158,7 @@ def _place(
             raise
         return None
     places = [(i, one) for i, one in enumerate(reply.weights, 1) if one.hotkey == submission.hotkey]
-    shown = row.weighted_score if row is not None else None
-    score = _claimed_score(submission) if shown is None else shown
+    score = _score(submission, row)
     better = sum(
         _is_ranked_before(other, submission, score, reply.ranking)
         for other in _own_in_round(submission, context)
@@ -190,8 +187,10 @@ def _is_ranked_before(
     return exceeds(others, score, ranking)
 
 
-def _claimed_score(submission: Submission) -> float:
-    """Return the submission's score in the ranking if its claim is accepted."""
+def _score(submission: Submission, row: Performer | None) -> float:
+    """Return the score that the row shows, else the claim's, both with the multiplier."""
+    if row is not None and row.weighted_score is not None:
+        return row.weighted_score
     speed = float(submission.tokens_per_sec or 0.0)
     return weighted_score(speed, submission.target_sequence_length)
 
@@ -204,7 +203,8 @@ def conclude(
 ) -> Conclusion:
     """Return the verdict that a row of the statistics and a place among the weights show.
 
-    `foreign` has the numbers of this hotkey's submissions from elsewhere; one may have the place.
+    `foreign` has the numbers of this hotkey's submissions that another state folder sent: the place
+    may belong to one of them.
     """
     rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:

@@ -29,8 +29,8 @@ def publish(submission: Submission, context: Context) -> Submission:
         raise HeldUntilRelease(
             f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
             "this machine's address for 24 hours.",
-            "Find out why (`bench` on the validators' kind of GPU, a lower claim by "
-            f"CLAIM_HEADROOM), then run `{context.script} release`.",
+            "Find out why (run `bench` on the validators' kind of GPU), lower the claim by "
+            f"CLAIM_HEADROOM if it was too high, then run `{context.script} release`.",
         )
     if not submission.auto_target:
         context.register(submission.target_sequence_length)

@@ -22,13 +22,13 @@ LOG_EVERY_BLOCKS = 25
 QUEUE_READS = 4
 """Maximum number of attempts to read the queue after a reveal, a second apart."""
 JUST_REVEALED_SECONDS = 5.0
-"""Seconds after a reveal in which no validator can have cloned and measured the submission."""
+"""Seconds after a reveal within which no validator can clone and measure the submission."""
 LOST_REPLIES = 2
 """Failures in a row after which a commitment that is no longer pending counts as revealed."""
 LOOKUPS = 4
 """Reads of the list, 15 seconds apart, before a commitment counts as lost."""
 TOO_EARLY_SECONDS = 60.0
-"""The pause after the server has refused a reveal as too early at the block that it named."""
+"""Pause after the server has rejected a reveal as too early at the block that it named."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
@@ -203,8 +203,8 @@ def _require_number(
 def _require_lost(submission: Submission, context: Context, missing: Refused) -> None:
     """Raise Retry unless the server has lost the commitment.
 
-    It has not if its list shows the commitment. One reply may come from another, empty database, so
-    the list is read for a minute, unless the round shows a new database.
+    A list that shows the commitment proves that the server has it. Because one reply may come from
+    another, empty database, the list is read for a minute, or until the round is of a new database.
     """
     for _ in range(LOOKUPS):
         _, row, shown = _require_number(submission, context, missing)

@@ -11,7 +11,7 @@ from neurons.wire.protocol import Round, unix_time
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned, Refused)
 """The exceptions after which the server certainly does not have the submission."""
 LATE_SECONDS = 90.0
-"""A gateway may deliver a request up to this many seconds after its sender has disconnected."""
+"""Seconds after its sender has disconnected in which a gateway may still deliver a request."""
 CLOCK_SLACK_SECONDS = 5.0
 """Largest error, in seconds, of the server's clock as read from a reply."""
 
@@ -64,8 +64,8 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
 def _may_send_again(submission: Submission, now: Round) -> bool:
     """Return whether the submission, which the queue lacks, may be sent again.
 
-    It may if no submission has arrived in this round since it was sent, by the server's count, or
-    in another round, where the claim is due again.
+    It may in another round, where the claim is due again, or if by the server's count no submission
+    has arrived in this round since it was sent.
     """
     if submission.round_total is None:
         return True

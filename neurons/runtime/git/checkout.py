@@ -1,7 +1,7 @@
 """Checks a checkout: no setting may run a program or redirect a push, no link may lead out of it.
 
 Unlike the miner's own clone, the checkout at REPO_PATH may have dangerous git settings. Hooks,
-filters and helpers are overridden; other dangerous settings are refused by name.
+filters and helpers are overridden; other dangerous settings raise Held, which lists them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from neurons.runtime.git.command import HardenedGit, scratch_beside
 from neurons.runtime.git.faults import HostRefused, PrivateFork, Redirected
 from neurons.runtime.git.remote import Remote, Token, parse_remote
 
-_FETCH_FACTOR = 5  # a first fetch transfers the whole history: a fetch may take this many timeouts
+_FETCH_FACTOR = 5  # a fetch may take this many timeouts: a first one transfers the whole history
 
 _PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
 
@@ -95,9 +95,9 @@ def ignore_attributes(worktree: Path) -> None:
 def move_away(worktree: Path) -> None:
     """Rename a damaged clone, or one of another remote; only the newest such clone is kept."""
     if worktree.exists():
-        aside = worktree.with_name(f"{worktree.name}.previous")
-        shutil.rmtree(aside, ignore_errors=True)
-        worktree.rename(aside)
+        previous = worktree.with_name(f"{worktree.name}.previous")
+        shutil.rmtree(previous, ignore_errors=True)
+        worktree.rename(previous)
 
 
 def is_damaged(tool: HardenedGit) -> bool:
@@ -154,8 +154,7 @@ def public_address(remote: Remote) -> Remote:
 def public_heads(tool: HardenedGit, remote: Remote, token: Token | None) -> dict[str, str]:
     """Return the remote's branches with their commits, as validators see them.
 
-    Raises:
-        PrivateFork: the fork can be read with the miner's credentials, but not without them.
+    Raises PrivateFork if only the miner's credentials can read the fork.
     """
     try:
         return read_heads(anonymous(tool), public_address(remote), None)[0]

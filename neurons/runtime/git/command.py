@@ -74,16 +74,12 @@ _CONFIG = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a git process that works on an untrusted repository.
+    """Limits of a git process that works on an untrusted repository."""
 
-    Bytes of its address space, of each file that it writes and of its output, and seconds of CPU
-    time.
-    """
-
-    memory: int
-    file: int
-    seconds: int
-    output: int
+    memory: int  # bytes of address space
+    file: int  # bytes of each file that it writes
+    seconds: int  # of CPU time
+    output: int  # bytes
 
     def around(self, command: list[str]) -> list[str]:
         limits = [f"--as={self.memory}", f"--fsize={self.file}", f"--cpu={self.seconds}"]
@@ -160,7 +156,7 @@ class HardenedGit(git.Git):
         return output
 
     def _end_of(self, status: int) -> str:
-        """Return how git ended, for an end without a message."""
+        """Return how git ended, for an error without a message."""
         if status >= 0:
             return f"it ended with status {status} and without a message"
         name = signal.Signals(-status).name
@@ -170,7 +166,7 @@ class HardenedGit(git.Git):
         return f"it exceeded {limit}"
 
     def _require_version(self) -> None:
-        """Refuse a git that ignores settings in its environment. Checked once for each PATH."""
+        """Raise a ConfigError for an old git; check once for each PATH."""
         path = environment().get("PATH", "")
         if path not in _ACCEPTED:
             if self.version_info < MINIMUM_GIT:
@@ -229,7 +225,7 @@ class HardenedGit(git.Git):
 
 
 def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
-    """Kill a process that prints more than `most` bytes, and drop the read that exceeds them."""
+    """Kill a process that prints more than `most` bytes; drop the data that exceeds the limit."""
     assert process.stdout is not None  # noqa: S101 # it is a pipe
     inner, outer = os.pipe()
     source, process.stdout = process.stdout, os.fdopen(inner, "rb")

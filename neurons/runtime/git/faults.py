@@ -17,8 +17,8 @@ SCOPE_REMEDY = (
     "Contents: read and write for the fork."
 )
 
-# After the address, git quotes its HTTP library. A message without an HTTP status means a fault
-# of the network, a proxy, TLS or this machine's clock. git reports a proxy's page as "not valid".
+# git prints the address, then its HTTP library's message. Without an HTTP status, the fault is in
+# the network, a proxy, TLS or this machine's clock. git calls a proxy's error page "not valid".
 _TEMPORARY = re.compile(
     r"unable to access 'https?://[^']*': (?!The requested URL returned error)"
     r"|returned error: (?:30[237]|408|429|5\d\d)|HTTP (?:408|429|5\d\d)"
@@ -131,7 +131,7 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
         return Retry(f"The disk is full or failing (git {command}): {message}")
     if re.search(r"(?m)^(?!remote:).*\.lock'?: File exists", complaint):
         return Retry(
-            f"Another git process is using the repository, or was killed in it (git {command}): "
+            f"Another git process uses the repository, or was killed while using it ({command}): "
             f"{message}. If none is running, remove the .lock file that the message names"
         )
     for pattern, reason, remedy, kind in _PERMANENT:

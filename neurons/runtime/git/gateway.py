@@ -25,7 +25,7 @@ _EMBEDDING = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
-"""Networks with an IPv4 address in each of their addresses, and the number of bits after it."""
+"""Networks with an IPv4 address inside each IPv6 address, and the number of bits after it."""
 
 
 def is_public(address: str) -> bool:
@@ -45,7 +45,7 @@ class Gateway(socketserver.ThreadingTCPServer):
     """A proxy on loopback that accepts only CONNECT and runs during its `with` block.
 
     Args:
-        hosts: the names of allowed hosts; none allows every host with a public address.
+        hosts: the names of allowed hosts; an empty collection allows every public host.
         most: limit in bytes on the data received through all connections together.
         public: returns whether connections to an address are allowed.
 
@@ -139,8 +139,7 @@ class _Connection(socketserver.BaseRequestHandler):
                 if end is remote:
                     self.server.left -= len(data)
                     if self.server.left < 0:
-                        self.server.refusal = (
-                            f"The fork brings more than {self.server.most / 2**20:.0f} MiB."
-                        )
+                        limit = f"{self.server.most / 2**20:.0f} MiB"
+                        self.server.refusal = f"The fork's download exceeds {limit}."
                         return
                 ends[end].sendall(data)

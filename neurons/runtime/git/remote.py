@@ -63,7 +63,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"{shown} carries a credential or a query.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
-        raise ValueError(f"{shown} is http: a token would travel in the clear.")
+        raise ValueError(f"{shown} is http: a token would be sent without encryption.")
     url = text.rstrip("/")
     return Remote(url, public_form(url), parts.scheme)
 

@@ -22,9 +22,9 @@ log = get_logger("validator_api")
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     """Return the key of a client, under which its failures count.
 
-    It is None without a hotkey if the address is unknown or on loopback, and may be shared.
+    Clients may share an unknown address or one on loopback: it is then the hotkey's key or None.
     """
-    ip = parse_ip((address or "").partition("/")[0])  # validators return an IPv6 network as it is
+    ip = parse_ip((address or "").partition("/")[0])  # validators send the key of an IPv6 network
     if ip is None or ip.is_loopback:
         return f"hotkey {hotkey}" if hotkey else None
     return client_of(ip)

@@ -35,14 +35,14 @@ class Ranked:
 
     submission: Submission
     weighted_score: float
-    rank: int  # 1 + the number of other hotkeys whose best submission is before this one
+    rank: int  # 1 + the number of other hotkeys with a better submission
     weight: float  # share of the emission: only a hotkey's best submission gets one
 
 
 class _Entry(NamedTuple):
     """A submission that ranks; entries compare by age, oldest first."""
 
-    since: datetime  # from when on its code and claim were fixed
+    since: datetime  # when its code and claim were fixed
     id: int
     hotkey: str
     result: float
@@ -61,7 +61,7 @@ def is_confirmed(submission: Submission) -> bool:
 
 
 def _ranks_and_weights(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
-    """Yield each submission's rank and weight; `hotkeys` has their hotkeys, the best first."""
+    """Yield the rank and weight of each submission, given their hotkeys, best first."""
     seen: set[str] = set()
     for hotkey in hotkeys:
         earns = hotkey not in seen and len(seen) < len(TOP_SHARES)
@@ -168,10 +168,10 @@ def _entries(session: Session, row: Round) -> list[_Entry]:
 
 
 def _best_first(entries: list[_Entry], ranking: Ranking) -> list[_Entry]:
-    """Sort by result; a result that equals an earlier one counts as that one, and comes after it.
+    """Sort by result; a result that equals an older one counts as that one, and comes after it.
 
-    Only results that equal no earlier one are compared with later ones. Small differences thus do
-    not add up: a copy that is measured a little higher by chance never passes its original.
+    A result that counts as another one is not compared with newer ones. Small differences therefore
+    do not add up: a copy that is measured a little higher by chance never passes its original.
     """
     share = 1.0 - EQUAL_WITHIN[ranking]
     originals: list[float] = []  # ascending

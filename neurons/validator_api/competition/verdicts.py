@@ -19,10 +19,9 @@ def mark_validated(
 ) -> dict[str, Any]:
     """Store a validator's score.
 
-    A score above 0 removes one of the client's failures, unless the logits were refuted.
-
     The first validator that judges a submission decides; it may judge again. The places of a
-    completed round do not change.
+    completed round do not change. A score above 0 removes one of the client's failures, unless the
+    logits were refuted.
     """
     if request.submission_id is None:
         raise Refusal(400, "submission_id required")
@@ -54,9 +53,9 @@ def record_verification(
 
 
 def withdraw(t: Transaction, request: protocol.WithdrawRequest, validator: str) -> dict[str, Any]:
-    """Give a revealed submission the final score 0, which no later verdict replaces.
+    """Give a revealed submission the final score 0, without counting a failure.
 
-    No failure is counted, and the places of a completed round do not change.
+    No later verdict replaces it, and the places of a completed round do not change.
     """
     row = _submission(t, request.submission_id, validator)
     if not row.is_revealed:

@@ -48,7 +48,7 @@ TEMPORARY = (OperationalError, InterfaceError, NoConnection)
 LOCKED = ("locked", "busy")
 """Parts of SQLite's messages if another process uses the file."""
 REFUSED_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
-"""Parts of PostgreSQL's FATAL messages that end without the operator."""
+"""Parts of PostgreSQL's FATAL messages about faults that end without the operator."""
 
 log = get_logger("validator_api")
 
@@ -138,7 +138,7 @@ class Storage:
         server = self._engine.dialect.name == "postgresql"
         refused = "FATAL" in problem and not any(words in problem for words in REFUSED_FOR_NOW)
         if server and isinstance(error, OperationalError) and not refused:
-            return DatabaseAway(f"{problem}. Check that it runs, its host and its port.")
+            return DatabaseAway(f"{problem}. Check its host and port, and that it runs.")
         if server:
             return ConfigError(f"{problem}. Check its name, the user and the password.")
         if isinstance(error, OperationalError) and any(word in problem for word in LOCKED):

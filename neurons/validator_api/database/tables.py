@@ -47,7 +47,7 @@ class Miner(Base):
     __tablename__ = "miners"
 
     hotkey: Mapped[str] = mapped_column(primary_key=True)
-    uid: Mapped[int] = mapped_column(unique=True)  # in the weights, unless uids are the chain's
+    uid: Mapped[int] = mapped_column(unique=True)  # for the weights, unless the chain has uids
     registered_at: Mapped[datetime]
 
 
@@ -72,7 +72,7 @@ class Round(Base):
     start_time: Mapped[datetime]
     end_time: Mapped[datetime]  # the planned end, or the actual one of a round that ended early
     status: Mapped[str] = mapped_column(index=True)
-    baseline_submission_id: Mapped[int | None]  # an earlier winner; only faster claims rank
+    baseline_submission_id: Mapped[int | None]  # an earlier winner; only better results rank
     winner_submission_id: Mapped[int | None]
     winner_hotkey: Mapped[str | None]
     ranking: Mapped[rules.Ranking] = mapped_column(String(), server_default="claim")
@@ -87,7 +87,7 @@ class Place(Base):
     submission_id: Mapped[int] = mapped_column(ForeignKey("submissions.id"), primary_key=True)
     rank: Mapped[int]
     weighted_score: Mapped[float]
-    # the share of the emission: 0.0 beyond the fourth hotkey, and if it is not its hotkey's best
+    # share of the emission; 0.0 from the fifth hotkey on, and for all but a hotkey's best row
     weight: Mapped[float]
     uid: Mapped[int | None]  # missing if the chain did not know the hotkey
 

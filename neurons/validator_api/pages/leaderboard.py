@@ -1,4 +1,4 @@
-"""Data of the pages about rounds, each by queries with limits: leaderboard, one round, history."""
+"""Data of the pages about rounds (leaderboard, one round, history); each query has a limit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _round_page(t: Transaction, row: Round, most: int) -> RoundPage:
 
 
 def _scores_to_beat(t: Transaction, row: Round) -> dict[str, float]:
-    """Return the scores to exceed, by purpose: in this round, or in the next one if it is over."""
+    """Return the scores to exceed, by purpose, in this round or, if it is over, in the next."""
     if row.status == ACTIVE:
         results = ranking.floors(t.session, row)
     else:

@@ -32,7 +32,7 @@ NOT_REFRESHED = "off"
 """The value of a page's query parameter `refresh` that pauses reloading."""
 UNITS = ((1e6, "M "), (1e3, "k "))
 SLOWEST = 1e-9
-"""Least speed that is drawn, because the axis is logarithmic and smaller claims round to 0."""
+"""Lowest speed that is drawn; lower claims round to 0, which a logarithmic axis does not have."""
 COLOURS = (BLUE, PURPLE, YELLOW)
 
 _environment = Environment(

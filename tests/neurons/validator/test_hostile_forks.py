@@ -37,7 +37,7 @@ ATTACKS = {
         "for _ in range(100000):\n"
         "    if os.fork() == 0:\n"
         "        time.sleep(3600)\n",
-        r"it started more than \d+ processes|it took more than 1\.0 GiB of memory",
+        r"it started more than \d+ processes|it used more than 1\.0 GiB of memory",
     ),
     "fills the disk": (
         "for number in range(100):\n"
@@ -47,7 +47,7 @@ ATTACKS = {
     ),
     "takes the memory": (
         "import time\nheld = [b'x' * 2**27 for _ in range(12)]\ntime.sleep(3600)\n",
-        r"it took more than 1\.0 GiB of memory",
+        r"it used more than 1\.0 GiB of memory",
     ),
     "lets the kernel end others first": (
         "file = '/proc/self/oom_score_adj'\n"
@@ -142,7 +142,7 @@ HIDING = {
 def test_memory_that_is_not_private_counts(name, sandbox, tmp_path):
     text = f"import os, time\n{HIDING[name]}print('done', flush=True)\ntime.sleep(3600)\n"
     small = Sandbox(sandbox.bubblewrap, 2**27)
-    assert end_of(text, small, tmp_path / "inside").endswith("it took more than 0.1 GiB of memory")
+    assert end_of(text, small, tmp_path / "inside").endswith("it used more than 0.1 GiB of memory")
 
 
 def read_or_nothing(file: Path) -> bytes:

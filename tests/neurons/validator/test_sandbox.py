@@ -146,7 +146,7 @@ def test_a_thread_on_a_reserved_core_is_detected(monkeypatch: pytest.MonkeyPatch
         parent.stdin.write("\n")
         parent.stdin.flush()
         assert parent.stdout.readline() == "wide\n"
-        assert sandbox.exceeded(parent.pid) == "it took cores that are kept for others"
+        assert sandbox.exceeded(parent.pid) == "it used cores that are reserved for others"
         parent.stdin.write("\n")
 
 

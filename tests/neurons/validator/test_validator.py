@@ -203,7 +203,7 @@ def test_claims_that_cannot_earn_have_less_time_and_are_postponed(
         api.judged(Hotkey(f"//Leader{number}"), 1000.0 - 100 * number)
     low, high = api.submit(ALICE, 1.0), api.submit(ALICE, 10_000.0, target=512)
     loop.judge = answers
-    answers.answers[f"s{low}"] = Postponed("A claim below the first four had 150 s.")
+    answers.answers[f"s{low}"] = Postponed("The claim is too low: it had only 150 s.")
     for _ in range(4):
         loop.run_once()
         loop.now += 3600

@@ -165,7 +165,7 @@ def test_at_the_start_an_unreachable_server_is_no_configuration_error(server, tm
     url = server.new_database()
     with pytest.raises(ConfigError, match=r'no_such" does not exist.*Check its name'):
         Storage(url.replace("/quasar", "/no_such", 1))
-    with pytest.raises(DatabaseAway, match=r"Check that it runs, its host and its port"):
+    with pytest.raises(DatabaseAway, match=r"Check its host and port, and that it runs"):
         Storage(f"postgresql://quasar@/quasar?host={tmp_path}")
 
 

@@ -100,7 +100,7 @@ def test_settings_wallets_and_backups_of_another_user_are_reported(capsys):
         wallet.mkdir(parents=True, mode=0o700)
         folder.chmod(0o711)
         with as_another_user():
-            with pytest.raises(ConfigError, match="out of this user's reach"):
+            with pytest.raises(ConfigError, match="a folder that this user cannot read"):
                 load_identity("w", "h", folder / "wallets")
             assert miner.main(["--env-file", str(settings), *flags, "status"]) == 78
             assert miner.main(["--env-file", os.devnull, *flags, "restore", str(copy)]) == 78
