@@ -23,14 +23,7 @@ from pathlib import Path
 
 from harness.analysis.ab_compare import Comparison, block_printer, plot, table
 from harness.analysis.difference import MIN_BLOCKS
-from harness.measuring.runner import (
-    CheckTree,
-    Measure,
-    MeasurementError,
-    Options,
-    check,
-    measure,
-)
+from harness.measuring.runner import CheckTree, Measure, MeasurementError, Options, check, measure
 from harness.source import GUIDE_FORK
 from harness.terminal import Progress, ends_quietly
 from harness.workload import parse_lengths
@@ -69,10 +62,7 @@ def runs_here(fork: Path, length: int, device: str, timer: Measure, *, debug: bo
 
 @ends_quietly
 def main(
-    argv: Sequence[str] | None = None,
-    *,
-    timer: Measure = measure,
-    checker: CheckTree = check,
+    argv: Sequence[str] | None = None, *, timer: Measure = measure, checker: CheckTree = check
 ) -> int:
     """Set up, compare, and write the table and the plot; return the exit status."""
     upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"

@@ -18,12 +18,7 @@ from typing import Any
 
 import httpx
 
-from neurons.embedded.settings import (
-    MINER,
-    VALIDATOR,
-    choose_port,
-    process_environment,
-)
+from neurons.embedded.settings import MINER, VALIDATOR, choose_port, process_environment
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.child import Child
 from neurons.runtime.errors import EX_CONFIG, ConfigError, Problem, QuasarError

@@ -117,10 +117,7 @@ def create_app(
 
     app = FastAPI(title="QUASAR inference server", lifespan=lifespan)
     app.add_middleware(
-        ClientAddress,
-        trusted=trusted_proxies,
-        log=log,
-        effect="all clients behind it count as one",
+        ClientAddress, trusted=trusted_proxies, log=log, effect="all clients behind it count as one"
     )
     metrics = Metrics(decoding)
 

@@ -19,13 +19,7 @@ from neurons.miner.alerts import Alerts
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.publishing.fork import Fork
-from neurons.miner.standing import (
-    BlockClock,
-    Relation,
-    Standing,
-    compare_round,
-    read_standing,
-)
+from neurons.miner.standing import BlockClock, Relation, Standing, compare_round, read_standing
 from neurons.miner.tuner import Tuner
 from neurons.miner.watcher import Watcher
 from neurons.runtime.addresses import is_same_url
@@ -191,10 +185,7 @@ class Context:
         """
         number = int(submission.submission_id or 0)
         reply = self.client.reveal(
-            number,
-            str(submission.salt),
-            submission.claim,
-            submission.wire_version or 1,
+            number, str(submission.salt), submission.claim, submission.wire_version or 1
         )
         if reply.submission_id != number or not reply.is_revealed:
             raise ProtocolFault(

@@ -77,10 +77,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        ready: Callable[[str, int], None],
-        port_file: Path | None = None,
+        self, app: ASGIApp, ready: Callable[[str, int], None], port_file: Path | None = None
     ) -> None:
         self._ready, self._port_file = ready, port_file
         super().__init__(

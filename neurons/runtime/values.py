@@ -186,9 +186,7 @@ Hosts = Annotated[
 _Hotkey = Annotated[str, Field(pattern=f"^{HOTKEY.pattern}$")]
 Hotkey = Annotated[_Hotkey, Form("an ss58 address")]
 Hotkeys = Annotated[
-    tuple[_Hotkey, ...],
-    BeforeValidator(_words),
-    Form("ss58 addresses separated by commas"),
+    tuple[_Hotkey, ...], BeforeValidator(_words), Form("ss58 addresses separated by commas")
 ]
 Servers = Annotated[
     Words, AfterValidator(_servers), Form("hotkey=address pairs separated by commas")
@@ -204,14 +202,10 @@ Network = Annotated[
 ]
 Port = Annotated[int, Field(ge=0, le=65535), Form("a port from 0 to 65535")]
 Seconds = Annotated[
-    float,
-    Field(gt=0, le=YEAR, allow_inf_nan=False),
-    Form("seconds, above 0 and at most a year"),
+    float, Field(gt=0, le=YEAR, allow_inf_nan=False), Form("seconds, above 0 and at most a year")
 ]
 Count = Annotated[int, Field(gt=0, le=MAX_INTEGER), Form("a whole number from 1")]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_INTEGER), Form("a whole number from 0")]
 Target = Annotated[
-    int,
-    Field(ge=MIN_TARGET, le=MAX_INTEGER),
-    Form(f"a whole number of tokens from {MIN_TARGET}"),
+    int, Field(ge=MIN_TARGET, le=MAX_INTEGER), Form(f"a whole number of tokens from {MIN_TARGET}")
 ]

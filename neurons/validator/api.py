@@ -180,12 +180,7 @@ class ValidatorApi(Connection):
         return list(self._call("GET", "/get_weights", protocol.Weights).weights)
 
     def _call(
-        self,
-        method: str,
-        route: str,
-        reply: type[Reply],
-        attempts: int = ATTEMPTS,
-        **options: Any,
+        self, method: str, route: str, reply: type[Reply], attempts: int = ATTEMPTS, **options: Any
     ) -> Reply:
         """Send a signed request and return its reply; retry after a temporary fault.
 

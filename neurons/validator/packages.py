@@ -20,13 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.measuring.process import Confinement
-from harness.measuring.runner import (
-    PROJECT,
-    MeasurementError,
-    Options,
-    call,
-    child_environment,
-)
+from harness.measuring.runner import PROJECT, MeasurementError, Options, call, child_environment
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.loading import environment
 

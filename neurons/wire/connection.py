@@ -25,13 +25,7 @@ from neurons.runtime.network import client_options, untrusted_certificate
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
 from neurons.wire.body import ENCODING, Each, Reply, check_encoding, check_size, parse_reply
-from neurons.wire.outcomes import (
-    ReplyLost,
-    Unreachable,
-    Untrusted,
-    fault_of,
-    http_date,
-)
+from neurons.wire.outcomes import ReplyLost, Unreachable, Untrusted, fault_of, http_date
 from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
 from neurons.wire.signed_request import signed_headers
 

@@ -21,12 +21,7 @@ from neurons.miner.command_line import doctor as doctor_checks
 from neurons.miner.command_line import kernel_checks
 from neurons.miner.command_line.machine_checks import Finding, failure, machine
 from neurons.miner.command_line.options import as_json
-from neurons.miner.command_line.status import (
-    find_journal,
-    read_status,
-    summary,
-    wrong_user_error,
-)
+from neurons.miner.command_line.status import find_journal, read_status, summary, wrong_user_error
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.runtime import observe

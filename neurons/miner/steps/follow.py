@@ -141,10 +141,7 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
 
 
 def _place(
-    submission: Submission,
-    context: Context,
-    relation: Relation,
-    row: Performer | None = None,
+    submission: Submission, context: Context, relation: Relation, row: Performer | None = None
 ) -> tuple[int, Weight] | None:
     """Return the submission's rank and weight in its round, if the API shows them.
 

@@ -7,13 +7,7 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.standing import Relation, is_shown_revealed, read_relation
 from neurons.runtime.errors import Held, HeldUntilRelease, Retry
-from neurons.wire.outcomes import (
-    AlreadyRevealed,
-    Refused,
-    SubmissionNotFound,
-    TooEarly,
-    Uncertain,
-)
+from neurons.wire.outcomes import AlreadyRevealed, Refused, SubmissionNotFound, TooEarly, Uncertain
 from neurons.wire.protocol import PendingReveal
 from neurons.wire.rules import BLOCK_SECONDS, block_at
 

@@ -21,10 +21,7 @@ HEAD_BYTES = 2**13
 SECONDS = 15.0
 IDLE_SECONDS = 60.0
 
-_EMBEDDING = (
-    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
-    (ipaddress.IPv6Network("2002::/16"), 80),
-)
+_EMBEDDING = ((ipaddress.IPv6Network("64:ff9b::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
 """Networks with an IPv4 address inside each IPv6 address, and the number of bits after it."""
 
 

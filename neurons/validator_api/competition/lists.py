@@ -77,9 +77,7 @@ def pending_reveals(
     `hotkey` and `before` limit them to those of one hotkey, and to those before a row.
     """
     wanted = select(Submission).where(
-        Submission.is_revealed.is_(False),
-        *OPEN,
-        Submission.reveal_block >= t.oldest_block,
+        Submission.is_revealed.is_(False), *OPEN, Submission.reveal_block >= t.oldest_block
     )
     if hotkey is not None:
         wanted = wanted.where(Submission.miner_hotkey == hotkey)

@@ -193,11 +193,7 @@ def _engine(database_url: str | URL) -> Engine:
 def _postgresql(url: URL) -> Engine:
     own = {name: value for name, value in CONNECTION.items() if name not in url.query}
     engine = create_engine(
-        url,
-        pool_pre_ping=True,
-        pool_recycle=3600,
-        pool_timeout=BUSY_SECONDS,
-        connect_args=own,
+        url, pool_pre_ping=True, pool_recycle=3600, pool_timeout=BUSY_SECONDS, connect_args=own
     )
 
     @event.listens_for(engine, "begin")

@@ -42,11 +42,7 @@ def upgrade() -> None:
         "submissions",
         sa.Column("id", sa.Integer(), primary_key=True),
         sa.Column(
-            "miner_hotkey",
-            sa.String(),
-            sa.ForeignKey("miners.hotkey"),
-            nullable=False,
-            index=True,
+            "miner_hotkey", sa.String(), sa.ForeignKey("miners.hotkey"), nullable=False, index=True
         ),
         sa.Column("round_id", sa.Integer(), sa.ForeignKey("rounds.id"), nullable=False, index=True),
         sa.Column("target_sequence_length", sa.Integer(), nullable=False),

@@ -28,9 +28,7 @@ def upgrade() -> None:
     ):
         op.add_column("submissions", column)
     op.create_index(
-        "ix_submissions_open",
-        "submissions",
-        ["is_revealed", "validated_at", "withdrawn_at", "id"],
+        "ix_submissions_open", "submissions", ["is_revealed", "validated_at", "withdrawn_at", "id"]
     )
     places = op.create_table(
         "places",
