@@ -1,6 +1,7 @@
 """Alerts for events that an operator should know: ALERT_COMMAND, ALERT_URL, or both.
 
-`python -m neurons.miner.alerts` posts the JSON alert of its stdin, as a child that can be killed.
+`python -m neurons.miner.alerts`, a child process that can be killed, posts the JSON alert that it
+reads from stdin.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file"
 
 @dataclass(frozen=True)
 class Way:
-    """A command that reads an alert from its stdin and sends it, with its setting's name."""
+    """A command that reads an alert from its stdin and sends it; `setting` is its setting."""
 
     setting: str
     words: list[str]
@@ -115,7 +116,7 @@ class Alerts:
                 self._thread.join(seconds)
 
     def _change(self, key: str, *, begins: bool) -> bool:
-        """Store that a condition begins or ends; return whether it had not before."""
+        """Store that a condition begins or ends; return False if it already has."""
         with self._lock:
             if (key in self._begun) == begins:
                 return False

@@ -1,4 +1,4 @@
-"""Checks which API answers at VALIDATOR_API_URL: the submission's, or one without competition."""
+"""Checks that the API at VALIDATOR_API_URL is the submission's, and serves this competition."""
 
 from __future__ import annotations
 

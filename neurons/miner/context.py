@@ -100,9 +100,7 @@ class Context:
 
     @property
     def target(self) -> int | None:
-        """The target length in tokens; None for `auto`."""
-        target = self.settings.target_sequence_length
-        return None if target == "auto" else target
+        return self.settings.target
 
     @property
     def poll_seconds(self) -> float:
@@ -245,14 +243,14 @@ class Context:
                 "the API holds submissions of this hotkey that this state folder did not send",
                 submission_ids=foreign,
                 remedy="run one miner for each hotkey; after the loss of a state folder, "
-                f"`{self.script} restore` brings its journal back",
+                f"`{self.script} restore` restores its journal",
             )
         return standing
 
     def update_round(self, submission: Submission) -> Submission:
         """Journal the server's new round if its database was emptied before the submission arrived.
 
-        It was if the queue lists the submission. Otherwise `submission` is returned unchanged.
+        A queue that lists the submission shows this. Otherwise, `submission` stays unchanged.
         """
         try:
             now = self.client.current_round()

@@ -122,7 +122,7 @@ class Submission:
     round_total: int | None = None
     submission_id: int | None = None
     reveal_block: int | None = None
-    # time of the first poll that found it in the validators' queue; the reveal clears it once
+    # time of the first poll that found it in the validators' queue; a reveal resets it to None
     queued_at: float | None = None
     # time of the poll that showed that a validator had judged it before its reveal
     judged_early_at: float | None = None
@@ -249,7 +249,7 @@ def pause(
 def may_continue(paused: Submission, now: float) -> bool:
     """Return whether the pause of a FAILED or HELD submission has ended.
 
-    A clock that was turned back since its start ends it, too; else it could last for years.
+    It has also ended if the clock was turned back since: otherwise, it could last for years.
     """
     return paused.paused and not paused.updated_at <= now < (paused.retry_at or 0.0)
 

@@ -264,7 +264,7 @@ class _Watch:
         digest, mode = context.content_digest(), context.submission_mode
         if is_due(last, now, digest, mode):
             return True
-        self._remind("these kernels have a verdict in this round; waiting for new ones or a round")
+        self._remind("these kernels have their verdict; waiting for changed ones or a new round")
         self._watch_rank(last)
         return False
 

@@ -100,8 +100,8 @@ class Journal:
     ) -> list[int]:
         """Record the hotkey's submissions that this journal did not send; return the new ones.
 
-        While the number of one of its own submissions is unknown because a reply was lost, it
-        records nothing.
+        While a lost reply leaves the number of an own submission unknown, the journal records
+        nothing.
         """
         with transaction(self._database):
             numbered = "submission_id IS NOT NULL"

@@ -18,7 +18,7 @@ LIMITS = (100, 1_000, 10_000)
 """Numbers of rows to request, in this order, until the list must show the submission. This
 project's server rejects all but the first."""
 ROUNDING = 1e-4
-"""Relative difference between a claim and its figure in a list, which may be rounded."""
+"""Largest relative difference between a claim and its figure in a list, which may be rounded."""
 
 MIN_ROWS = 3
 """A list of at most this many rows is not shortened further."""
@@ -27,8 +27,8 @@ STALE_SECONDS = 90.0
 """Seconds after which an unchanged block must come from a cache: a block takes 12 seconds."""
 
 MAX_LAG = 86_400 // BLOCK_SECONDS
-"""Blocks (a day) by which a cached number may lag behind the block by the server's clock. If they
-differ more, the server counts its blocks in another way, and its clock does not help."""
+"""Blocks (a day) by which a cached number may lag behind the block that the server's clock gives.
+If it lags more, the server counts blocks in another way, so its clock is not used."""
 
 
 class Relation(str, Enum):
@@ -78,7 +78,7 @@ class BlockClock:
         self._since = 0.0  # monotonic time of the first reply with the number `_shown`
 
     def at(self, shown: int, server_time: float) -> int:
-        """Return the present block by the one in a reply and the server's clock in Unix seconds."""
+        """Return the present block, given the one in a reply and the server's clock (Unix time)."""
         moment = time.monotonic()
         if shown != self._shown:
             self._shown, self._since = shown, moment

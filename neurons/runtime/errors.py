@@ -89,7 +89,7 @@ class HeldUntilRelease(Held):
 
 
 class Postponed(QuasarError):
-    """This machine or the network failed, so the work waits; an empty remedy means only that."""
+    """This machine or the network failed; `remedy` is empty if waiting is enough."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)

@@ -30,7 +30,7 @@ FILE = click.Path(path_type=Path)
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds, which click's errors then do not call an integer range."""
+    """A whole number within bounds; errors with click's own type would call it an integer range."""
 
     name = "whole number"
 

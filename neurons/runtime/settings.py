@@ -285,8 +285,8 @@ class Settings(BaseModel):
     """Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no limit.
     """
     trusted_proxies: Networks = ()
-    """Reverse proxies of which the API and the inference server trust the header X-Forwarded-For.
-    Bans then apply to the addresses in it. Behind any other proxy of this machine or network, bans
+    """Reverse proxies. The API and the inference server trust the X-Forwarded-For header of these:
+    bans then apply to the addresses in it. Behind any other proxy of this machine or network, bans
     apply to hotkeys, and all clients of the inference server count as one.
     """
 
@@ -322,6 +322,11 @@ class Settings(BaseModel):
     def warnings(self) -> tuple[Problem, ...]:
         """Warnings about the sources of the settings, for the log."""
         return self._warnings
+
+    @property
+    def target(self) -> int | None:
+        """The target length in tokens; None for `auto`."""
+        return None if self.target_sequence_length == "auto" else self.target_sequence_length
 
     @property
     def miner_wallet(self) -> tuple[str, str, Path]:

@@ -127,10 +127,6 @@ def expand_home(path: Path) -> Path:
         raise ValueError(f"{path}: the user has no home folder; give an absolute path") from None
 
 
-def _absolute(value: Path) -> Path:
-    return PROJECT / expand_home(value)  # independent of the process's working directory
-
-
 def _words(value: Any) -> Any:
     return tuple(filter(None, re.split(r"[,\s]+", value))) if isinstance(value, str) else value
 
@@ -168,7 +164,11 @@ Url = Annotated[str, AfterValidator(_url)]
 SecretUrl = Annotated[
     SecretStr, AfterValidator(_secret_url), Form("an https address; http on this machine")
 ]
-Folder = Annotated[Path, AfterValidator(_absolute), Form("a folder")]
+Folder = Annotated[
+    Path,
+    AfterValidator(lambda path: PROJECT / expand_home(path)),  # for any working directory
+    Form("a folder"),
+]
 Name = Annotated[str, AfterValidator(_name)]
 Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$"), Form("`owner/name`")]
 Remote = Annotated[str, AfterValidator(_no_password)]

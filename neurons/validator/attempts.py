@@ -23,8 +23,8 @@ FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 doubles with each fault."""
 
 BEGUN_SECONDS = 600.0
-"""Seconds that a running evaluation counts as, and one that a crash ended. They keep one client's
-new hotkeys from getting several GPUs at once."""
+"""Seconds that an evaluation counts as while it runs, and if a crash ends it. They keep one
+client's new hotkeys from getting several GPUs at once."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
 """Seconds after which the time spent on a hotkey no longer counts."""
@@ -141,7 +141,7 @@ class Attempts:
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        """Store a verdict until the API has it; from now on, count faults of the logit check."""
+        """Store a verdict until the API has it; then `faults` counts those of the logit check."""
         self._write(
             submission,
             running=0,

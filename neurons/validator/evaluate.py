@@ -58,7 +58,7 @@ class FaultyMachine(Postponed):
 
 
 class SharedLock:
-    """A lock that several threads share, or one thread holds exclusively, which has priority."""
+    """A lock that several threads share or one holds exclusively; the latter has priority."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -120,8 +120,8 @@ class Evaluator:
     def evaluate(self, submission: QueuedSubmission, share: float = 1.0) -> Verdict:
         """Return the verdict on a revealed submission.
 
-        Raises Postponed if this machine or the network failed, or if the measurements need more
-        than the `share` of their time limit and it is below 1; and Stopped after a stop.
+        Raises Postponed if this machine or the network failed, or if `share` is below 1 and the
+        measurements need more than this share of their time limit; and Stopped after a stop.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(

@@ -163,8 +163,8 @@ class Validator:
         """Return the next submission to judge; the order of the queue may change at each call.
 
         Every fourth choice goes by age alone: a stream of new clients delays nobody for ever.
-        Submissions of one hotkey are judged one after another. A submission that coincided with a
-        crash of the validator is judged alone, so that another crash does not count for others.
+        Submissions of one hotkey are judged one after another. A submission during which the
+        validator crashed is judged alone, so that another crash does not count against others.
         """
         running = [one.submission for one in self._running.values()]
         if any(self._attempts.of(one).deaths for one in running):

@@ -3,9 +3,9 @@
 Namespaces would give a fork a tmpfs that no limit counts. Keyrings outlive an evaluation. io_uring,
 bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
 reaches the hypervisor. The sandbox's memory limit cannot count System V segments that no process
-has attached. With prlimit(2) or a priority, a fork could keep its referee from opening the GPU or
-slow it down. All other calls are allowed, because the CUDA driver needs many of them (ioctl, mmap,
-poll, eventfd, memfd_create, with a GPU also sched_setaffinity).
+has attached. With prlimit(2), a fork could keep its referee from opening the GPU; with priorities,
+it could slow the referee down. All other calls are allowed, because the CUDA driver needs many of
+them (ioctl, mmap, poll, eventfd, memfd_create, with a GPU also sched_setaffinity).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ _CALLS = {
     "socket": (41, 198),
     "sched_setaffinity": (203, 122),
 }
-"""Numbers of calls on x86_64 and aarch64, forbidden except as `_OWN_ONLY` and `_SPECIAL` say."""
+"""Numbers of the forbidden calls on x86_64 and aarch64; `_OWN_ONLY` and `_SPECIAL` have the
+exceptions."""
 
 _OWN_ONLY = {
     "sched_setparam": ((0, 0),),

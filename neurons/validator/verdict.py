@@ -12,10 +12,6 @@ TOLERANCE = 0.9
 """A claim holds when the measured speed reaches this share of it."""
 
 CONFIRMED = "Confirmed: "
-TIMES = 2.0
-"""From this score on, the verdict gives a multiple of the claim instead of a percentage."""
-WHOLE = 1000.0
-"""From this speed on, the verdict gives tokens per second without a decimal place."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ def judge(claim: float | None, actual: float) -> Verdict:
     if actual < TOLERANCE * claim:
         share = f"{math.floor(1000 * score) / 10:g}% of the claim, at least {TOLERANCE:.0%} needed"
         return Verdict(0.0, f"Rejected: {speeds} ({share}).", actual)
-    share = f"{score:,.1f} times the claim" if score >= TIMES else f"{score:.0%} of the claim"
+    share = f"{score:,.1f} times the claim" if score >= 2 else f"{score:.0%} of the claim"
     return Verdict(score, f"{CONFIRMED}{speeds} ({share}).", actual)
 
 
@@ -73,4 +69,4 @@ def refute(verdict: Verdict) -> Verdict:
 
 
 def _figure(speed: float) -> str:
-    return f"{speed:,.0f}" if speed >= WHOLE else f"{speed:,.1f}"
+    return f"{speed:,.0f}" if speed >= 1000 else f"{speed:,.1f}"

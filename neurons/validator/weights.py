@@ -46,18 +46,17 @@ class WeightSetter:
             return
         if self.set_weights is None:
             log.info("weights", shares=shares, chain="disabled")
-            self._last, self._due = shares, self.clock() + self.interval
-            return
-        if self.clock() < self._due and self._last is None:
+        elif self.clock() < self._due and self._last is None:
             return  # the last attempt failed less than AGAIN_SECONDS ago
-        try:
-            uids = self.set_weights(shares)
-        except ChainUnreachable as error:
-            log.warning("weights not set", reason=str(error), seconds=AGAIN_SECONDS)
-            self._last, self._due = None, self.clock() + AGAIN_SECONDS
-            return
-        unknown = sorted(set(shares) - set(uids))
-        log.info("weights set", shares=shares, uids=dict(uids), not_registered=unknown)
+        else:
+            try:
+                uids = self.set_weights(shares)
+            except ChainUnreachable as error:
+                log.warning("weights not set", reason=str(error), seconds=AGAIN_SECONDS)
+                self._last, self._due = None, self.clock() + AGAIN_SECONDS
+                return
+            unknown = sorted(set(shares) - set(uids))
+            log.info("weights set", shares=shares, uids=dict(uids), not_registered=unknown)
         self._last, self._due = shares, self.clock() + self.interval
 
 

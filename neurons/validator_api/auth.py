@@ -60,21 +60,17 @@ class RateLimiter:
             return 0.0
         with self._lock:
             now = self._clock()
-            self._forget(now - WINDOW_SECONDS)
+            while self._calls and self._calls[0][0] <= now - WINDOW_SECONDS:  # bounds the memory
+                _, oldest = self._calls.popleft()
+                self._of[oldest].popleft()
+                if not self._of[oldest]:
+                    del self._of[oldest]
             own = self._of.setdefault(hotkey, deque())
             if len(own) >= self._limit:
                 return own[0] + WINDOW_SECONDS - now
             own.append(now)
             self._calls.append((now, hotkey))
             return 0.0
-
-    def _forget(self, before: float) -> None:
-        """Delete the calls from before the window, so that memory stays bounded."""
-        while self._calls and self._calls[0][0] <= before:
-            _, hotkey = self._calls.popleft()
-            self._of[hotkey].popleft()
-            if not self._of[hotkey]:
-                del self._of[hotkey]
 
 
 @dataclass(frozen=True)

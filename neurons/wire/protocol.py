@@ -104,10 +104,6 @@ def _printable(value: str | None) -> str | None:
     return "".join(c for c in value if c == "\n" or c.isprintable())
 
 
-def _finite_or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 _Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL; no field needs a control character
 
 Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
@@ -147,7 +143,9 @@ Hex = Annotated[str, AfterValidator(lambda text: text.strip().lower().removepref
 
 CommitHash = Annotated[str, _hex(40, "full lower-case 40-digit commit hash")]
 Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
-Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
+Shown = Annotated[
+    float | None, AfterValidator(lambda x: None if x is None or not math.isfinite(x) else x)
+]
 """A figure that a server shows; None if it is not finite."""
 
 Cosine = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]

@@ -48,10 +48,8 @@ def bench(given: CommandLineSettings, all_lengths: bool) -> int:
             settings = EmbeddedSubnet(settings, threading.Event()).settings
         fork = open_fork(settings)
         fork.prepare()
-        target = settings.target_sequence_length
         hardware = describe_machine(settings.device)
-        wanted = None if target == "auto" else target
-        targets = targets_here(wanted, hardware, settings)
+        targets = targets_here(settings.target, hardware, settings)
         commit, log = tree_commit(fork.worktree), get_logger("miner")
         measurement = new_measurement(
             settings, fork.worktree, hardware, "bench", commit, log, fresh=True
@@ -60,7 +58,7 @@ def bench(given: CommandLineSettings, all_lengths: bool) -> int:
         with heartbeat(log, "measuring", progress=progress):
             _with_retries(measurement, lambda: measurement.run_targets(targets))
             if all_lengths:
-                lengths = lengths_for(wanted or LENGTHS[-1], hardware.device)
+                lengths = lengths_for(settings.target or LENGTHS[-1], hardware.device)
                 _with_retries(measurement, lambda: measurement.run_lengths(lengths))
     sampler = measurement.sampler
     echo(table(sampler.samples, sampler.failures))
@@ -89,12 +87,12 @@ def preview(samples: Sequence[Sample], settings: Settings, *, with_place: bool) 
         length: [one for one in samples if one.length == length]
         for length in {one.length for one in samples}
     }
-    target, headroom = settings.target_sequence_length, settings.claim_headroom
+    headroom = settings.claim_headroom
     try:
-        if target == "auto":
+        if settings.target is None:
             claim = best_claim(by_length, headroom)
         else:
-            claim = derive_claim(by_length, target, headroom)
+            claim = derive_claim(by_length, settings.target, headroom)
     except NoClaim as error:
         yield f"claim: none: {error}"
         return

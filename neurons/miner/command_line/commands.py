@@ -112,7 +112,7 @@ def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int)
     except ConfigError as error:
         path = given.sources.path
         if path is None or not os.access(path, os.R_OK, effective_ids=True):
-            raise  # the .env that cannot be read may name another folder
+            raise  # the .env that is lost or cannot be read may name another folder
         echo(str(error), sys.stderr)
         folder = log_file(given).parent.parent
 

@@ -73,12 +73,10 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
 
 def target(settings: Settings) -> Iterator[Finding]:
     """Check that the target can be measured on this machine: only measured lengths are claimed."""
-    length = settings.target_sequence_length
-    wanted = None if length == "auto" else length
-    targets = targets_to_try(wanted, settings.device)
+    targets = targets_to_try(settings.target, settings.device)
     if settings.device == "cuda":  # by the memory of the GPU on which the miner measures
-        targets = targets_here(wanted, describe_machine(settings.device), settings)
-    best = "the best up to " if length == "auto" else ""
+        targets = targets_here(settings.target, describe_machine(settings.device), settings)
+    best = "the best up to " if settings.target is None else ""
     yield ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
 
 

@@ -44,7 +44,7 @@ def check_not_banned(t: Transaction, client: str) -> None:
 
 
 def record_failure(t: Transaction, key: str) -> None:
-    """Count a failure of the client; the fifth one bans it."""
+    """Count a failure of the client; the fifth one bans it and withdraws its queued rows."""
     row = t.session.get(IpBan, key)
     if row is None:
         row = IpBan(ip_address=key, failure_count=0)
@@ -54,8 +54,11 @@ def record_failure(t: Transaction, key: str) -> None:
     row.failure_count += 1
     if row.failure_count >= FAILURES_BEFORE_BAN:
         row.banned_until = t.now + timedelta(hours=BAN_HOURS)
-        dropped = _drop_queued(t, key)
-        failures = row.failure_count
+        own = select(Submission).where(*IN_QUEUE, Submission.ip_address == key)
+        queued = t.session.scalars(own).all()
+        for one in queued:
+            one.withdrawn_at = t.now
+        failures, dropped = row.failure_count, len(queued)
         log.warning("banned", client=key, failures=failures, hours=BAN_HOURS, dropped=dropped)
 
 
@@ -69,16 +72,6 @@ def lift(t: Transaction, key: str) -> None:
         raise Refusal(404, f"No ban and no failures of {key}")
     t.session.delete(row)
     log.warning("ban lifted", client=key)
-
-
-def _drop_queued(t: Transaction, key: str) -> int:
-    """Withdraw the client's rows from the queue; return their number."""
-    rows = t.session.scalars(
-        select(Submission).where(*IN_QUEUE, Submission.ip_address == key)
-    ).all()
-    for row in rows:
-        row.withdrawn_at = t.now
-    return len(rows)
 
 
 def record_success(t: Transaction, key: str) -> None:

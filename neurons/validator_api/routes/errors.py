@@ -56,8 +56,8 @@ def answer_errors(app: FastAPI) -> None:
 def _answer(
     request: Request, status: int, detail: Any, headers: Mapping[str, str] | None = None
 ) -> Response:
-    headers = headers or {}
-    if _wants_html(request):
+    headers, accepted = headers or {}, request.headers.get("Accept", "").lower()
+    if "text/html" in accepted and "application/json" not in accepted:
         try_again = float(headers.get("Retry-After", 0)) or None
         title = HTTPStatus(status).phrase
         answer = page("error.html", status, refresh=try_again, title=title, text=_text(detail))
@@ -65,11 +65,6 @@ def _answer(
         answer = JSONResponse({"detail": detail}, status)
     answer.headers.update({**headers, "Cache-Control": "no-store", "Vary": "Accept"})
     return answer
-
-
-def _wants_html(request: Request) -> bool:
-    accepted = request.headers.get("Accept", "").lower()
-    return "text/html" in accepted and "application/json" not in accepted
 
 
 def _text(detail: Any) -> str:
