@@ -120,10 +120,12 @@ def stop_signals() -> list[signal.Signals]:
 
 
 @contextmanager
-def stop_on_signals(stop: threading.Event, *, as_failure: bool = False) -> Iterator[list[int]]:
+def stop_on_signals(
+    stop: threading.Event, grace: float = GRACE_SECONDS, *, as_failure: bool = False
+) -> Iterator[list[int]]:
     """Set `stop` on the first signal of `stop_signals`; exit at once on the second.
 
-    Yields a list that receives the first signal's number. If the process still runs GRACE_SECONDS
+    Yields a list that receives the first signal's number. If the process still runs `grace` seconds
     after it, for example in a request without a reply, it exits with status 0, or with 128 plus the
     number if `as_failure`. The journal is consistent at any moment.
 
@@ -134,7 +136,7 @@ def stop_on_signals(stop: threading.Event, *, as_failure: bool = False) -> Itera
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     received: list[int] = []
-    watched = reader, stop, received, as_failure
+    watched = reader, stop, grace, received, as_failure
     thread = threading.Thread(target=_watch, args=watched, name="signals", daemon=True)
     thread.start()
     previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -151,7 +153,9 @@ def stop_on_signals(stop: threading.Event, *, as_failure: bool = False) -> Itera
         os.close(reader)
 
 
-def _watch(reader: int, stop: threading.Event, received: list[int], as_failure: bool) -> None:
+def _watch(
+    reader: int, stop: threading.Event, grace: float, received: list[int], as_failure: bool
+) -> None:
     timers = []
     while byte := os.read(reader, 1):
         number = byte[0]
@@ -162,7 +166,7 @@ def _watch(reader: int, stop: threading.Event, received: list[int], as_failure: 
         received.append(number)
         stop.set()
         status = 128 + number if as_failure else 0
-        timers.append(threading.Timer(GRACE_SECONDS, os._exit, (status,)))
+        timers.append(threading.Timer(grace, os._exit, (status,)))
         timers[-1].daemon = True
         timers[-1].start()
     for timer in timers:
