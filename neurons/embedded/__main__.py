@@ -244,7 +244,7 @@ class Demo:
         return process.returncode
 
     def _miner(self, name: str) -> dict[str, object]:
-        """Return the settings in which one more miner differs from the others."""
+        """Return the settings of one more miner that differ from the first one's."""
         home = self.folder / name
         own = {"state_dir": home / "state", "fork_remote": home / "fork.git"}
         return {**own, "wallet_miner_name": name}

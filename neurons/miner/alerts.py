@@ -37,7 +37,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file"
 
 @dataclass(frozen=True)
 class Way:
-    """A command that reads an alert from its stdin and sends it; `setting` is its setting."""
+    """A command that reads an alert from its stdin and sends it; `setting` names its setting."""
 
     setting: str
     words: list[str]

@@ -48,7 +48,7 @@ class State(str, Enum):
     PREMATURE = "PREMATURE"  # a validator judged it before its reveal, without a measurement
     ABANDONED = "ABANDONED"  # ended without a verdict; `reason` has the cause
     FAILED = "FAILED"  # the miner retries from `resume_state` at `retry_at`
-    HELD = "HELD"  # as FAILED with long pauses; some faults wait for `release` or `abandon`
+    HELD = "HELD"  # like FAILED with long pauses; some faults need `release` or `abandon`
 
 
 VERDICTS = frozenset(

@@ -70,7 +70,7 @@ def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) 
 class BlockClock:
     """Follows the block numbers that one server shows.
 
-    An estimate that is too high leads to a reply 425, which does no harm.
+    After an estimate that is too high, the server answers 425, which does no harm.
     """
 
     def __init__(self) -> None:

@@ -206,7 +206,7 @@ def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
 def set_weights(
     shares: Mapping[str, float], netuid: int, network: str, wallet: tuple[str, str, Path]
 ) -> dict[str, int]:
-    """Set the weights of the wallet's hotkey on the chain by the ratios of these shares.
+    """Set the weights of the wallet's hotkey on the chain, in proportion to these shares.
 
     Returns the uids of the registered hotkeys that got weights. Raises ChainUnreachable if the
     chain did not accept them within WEIGHTS_SECONDS.

@@ -72,8 +72,8 @@ class OneLength:
 class Server(uvicorn.Server):
     """uvicorn with limits on connections and request heads; it trusts no proxy header.
 
-    The reverse proxy handles slow clients (docs/subnet.md). When the server listens, it calls
-    `ready` with address and port, and writes the port file.
+    The reverse proxy handles slow clients (docs/subnet.md). When the server listens, it writes the
+    port file, and calls `ready` with address and port.
     """
 
     def __init__(

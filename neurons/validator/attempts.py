@@ -16,7 +16,7 @@ from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import ROUND_HOURS
 
 MAX_CRASHES = 3
-"""Crashes of the validator during one submission's evaluations before it is skipped."""
+"""Crashes of the validator during evaluations of one submission, after which it is skipped."""
 
 FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 """Seconds before an evaluation is repeated after a fault of this machine or the network. The pause
@@ -66,7 +66,7 @@ def _payers(submission: QueuedSubmission) -> tuple[str, str]:
 
 FILE = SqliteFile(
     "validator's list of attempts",
-    "Move it away: the validator then evaluates submissions without a written verdict again.",
+    "Move it away: the validator then repeats evaluations if the API does not have their verdicts.",
 )
 
 
@@ -141,7 +141,7 @@ class Attempts:
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        """Store a verdict until the API has it; then `faults` counts those of the logit check."""
+        """Store a verdict until the API has it. `faults` now counts those of the logit check."""
         self._write(
             submission,
             running=0,

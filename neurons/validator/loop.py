@@ -39,7 +39,7 @@ LOW_CLAIM_SHARE = 0.25
 each postponement doubles it."""
 
 LARGE_QUEUE, LARGE_QUEUE_SECONDS = 100, 60.0
-"""A queue of more submissions is read again only after this pause."""
+"""A queue with more submissions is read again only after this pause."""
 
 POLL_SECONDS = 30.0
 """Pause between two polls of the queue while some GPUs are idle and others are not."""
@@ -74,7 +74,7 @@ class Evaluation:
 
     @property
     def details(self) -> dict[str, str]:
-        """The GPU, if there are several."""
+        """The GPU's name for the log, if there are several GPUs."""
         return {"gpu": self.evaluator.gpu} if self.evaluator.gpu else {}
 
 
@@ -304,7 +304,7 @@ class Validator:
             final = self._attempts.of(submission).faults >= MAX_BUSY_REPLIES
             began = self.timer()
             try:
-                with self._evaluators[0].lock.shared():  # a target must not be timed meanwhile
+                with self._evaluators[0].lock.shared():  # no target may be timed meanwhile
                     comparison = self._logits.verify(submission, final=final)
             finally:  # a slow server delays all others, so its miner pays for the time
                 self._attempts.record_time(submission, self.timer() - began)

@@ -51,7 +51,7 @@ class Sandbox:
     """A `harness.measuring.process.Confinement` by bubblewrap."""
 
     bubblewrap: str
-    memory_bytes: int  # limit for all processes of one child together, with shared memory
+    memory_bytes: int  # limit for all processes of one child together, including shared memory
     # the GPU that a child with access to GPUs sees; None for none
     gpu: Gpu | None = None
     parent: int = 1  # the pid of the child's parent, inside the sandbox

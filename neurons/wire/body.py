@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from neurons.wire.outcomes import ProtocolFault, TooLarge
 
 ENCODING = "identity"
-"""The only content encoding that requests accept: a compressed body may be a bomb."""
+"""The only content encoding that requests accept: a compressed body could fill the memory."""
 FREE_NODES, BYTES_PER_NODE = 1000, 8
 """A reply may have this many JSON values, and one more for each BYTES_PER_NODE bytes: in memory, an
 empty list takes 30 times the size of its text."""

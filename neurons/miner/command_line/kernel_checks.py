@@ -24,7 +24,7 @@ _UNKNOWN = "Report this line: its cause is unknown."
 
 
 def compile_kernels(capability: tuple[int, int]) -> Builds:
-    """Compile the CUDA kernels for (major, minor), as at first use, without such a GPU.
+    """Compile the CUDA kernels for (major, minor) as at first use; this needs no such GPU.
 
     Raises a MeasurementError if the process failed or timed out.
     """
@@ -35,7 +35,7 @@ def compile_kernels(capability: tuple[int, int]) -> Builds:
 def find_paths(device: str) -> PathsTaken:
     """Run the operator on every GPU (`cuda`) or on the `cpu`; return which implementation ran.
 
-    Raises a MeasurementError as `compile_kernels`, or if torch cannot use the device.
+    Raises a MeasurementError like `compile_kernels`, or if torch cannot use the device.
     """
     function = "quasar_kernels.diagnosis:find_paths"
     return PathsTaken.model_validate(call(function, device, options=Options(device)))

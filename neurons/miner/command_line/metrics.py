@@ -51,7 +51,7 @@ def figures(status: Status, now: float) -> Iterator[tuple[str, str, dict[str, st
         yield "retry_seconds", "Until the next try", {}, max(0.0, deadline - now)
     if one.state is State.COMMITTED and one.reveal_block is not None:
         blocks = max(0, one.reveal_block - block_at(now))
-        yield "reveal_seconds", "Until the reveal block, by this clock", {}, blocks * BLOCK_SECONDS
+        yield "reveal_seconds", "Until the reveal block", {}, blocks * BLOCK_SECONDS
     if status.verdict is not None:
         verdict = {"state": status.verdict.state.value}
         yield "last_verdict", "1 for the last verdict", verdict, 1

@@ -185,7 +185,7 @@ def _is_ranked_before(
 
 
 def _score(submission: Submission, row: Performer | None) -> float:
-    """Return the score that the row shows, else the claim's, both with the multiplier."""
+    """Return the weighted score that the row shows, or else the claim's."""
     if row is not None and row.weighted_score is not None:
         return row.weighted_score
     speed = float(submission.tokens_per_sec or 0.0)

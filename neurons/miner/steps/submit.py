@@ -64,8 +64,8 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
 def _may_send_again(submission: Submission, now: Round) -> bool:
     """Return whether the submission, which the queue lacks, may be sent again.
 
-    It may in another round, where the claim is due again, or if by the server's count no submission
-    has arrived in this round since it was sent.
+    In another round it may, because the claim is due again. In the same round it may if the
+    server's count shows that no submission has arrived since it was sent.
     """
     if submission.round_total is None:
         return True

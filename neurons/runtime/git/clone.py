@@ -177,7 +177,7 @@ def public_heads(tool: HardenedGit, remote: Remote, token: Token | None) -> dict
 def is_fetchable(tool: HardenedGit, remote: Remote, commit: str) -> bool:
     """Return whether validators can fetch `commit` by its hash, whatever the branches contain.
 
-    The fetch goes into an empty repository, because git does not ask for a commit that it has.
+    The fetch goes into an empty repository, because git does not fetch a commit that it has.
     """
     with tempfile.TemporaryDirectory(prefix="quasar-fetch-") as scratch:
         inside = anonymous(HardenedGit(Path(scratch), timeout=tool.timeout, stop=tool.stop))

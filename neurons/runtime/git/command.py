@@ -35,7 +35,7 @@ MINIMUM_GIT = (2, 32)
 """The first version of git that can take all its settings from the environment."""
 
 _ACCEPTED: set[str] = set()
-"""The values of PATH that lead to a git that is new enough."""
+"""Values of PATH with which git is known to be new enough."""
 
 _INHERITED = re.compile(
     r"PATH|TMPDIR|LD_LIBRARY_PATH|SSH_AUTH_SOCK|SSL_CERT_(FILE|DIR)|(https?|all|no)_proxy", re.I
@@ -92,7 +92,7 @@ _AT_LIMIT = {
     "SIGKILL": "a limit: {0.seconds} s of CPU time, {0.memory} bytes of memory, "
     "{0.output} bytes of output",
 }
-"""What a signal of Linux means for a process with limits."""
+"""The limit that a process has exceeded, by the signal that ended it."""
 
 
 class HardenedGit(git.Git):

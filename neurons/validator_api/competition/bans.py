@@ -22,7 +22,8 @@ log = get_logger("validator_api")
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     """Return the key of a client, under which its failures count.
 
-    Clients may share an unknown address or one on loopback: it is then the hotkey's key or None.
+    Several clients may share an address that is unknown or on loopback. The key is then the
+    hotkey's, or None without a hotkey.
     """
     ip = parse_ip((address or "").partition("/")[0])  # validators send the key of an IPv6 network
     if ip is None or ip.is_loopback:

@@ -46,7 +46,7 @@ def register(t: Transaction, request: protocol.RegisterRequest) -> protocol.Regi
 
 
 def commit(t: Transaction, request: protocol.CommitRequest, client: str) -> protocol.CommitReply:
-    """Store a commitment, which can be revealed from `blocks_until_reveal` blocks later.
+    """Store a commitment, which can be revealed `blocks_until_reveal` blocks later.
 
     Raises a Refusal if the hash is stored already, the hotkey is not registered, or the caller's
     key for bans, `client`, is banned.

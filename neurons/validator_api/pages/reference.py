@@ -1,4 +1,4 @@
-"""The page of the API's calls, from the OpenAPI document."""
+"""Data of the page that lists the API's calls, taken from the OpenAPI document."""
 
 from __future__ import annotations
 
