@@ -119,7 +119,7 @@ class Overlay:
             )
 
     def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
-        """Return the contents of the overlay's files and of `undone_files`; None for files to delete."""
+        """Return the contents of the overlay's files and of `undone_files`; None: to be deleted."""
         root = self._root()
         ours = {str(name): (root / name).read_bytes() for name in self.files}
         undone = self.undone_files(tool, tip).items()
