@@ -92,7 +92,7 @@ def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner):
         ),
         ("open('fla/ops/other.py', 'w')", "other.py is outside fla/ops/quasar"),
         (f"open('{QUASAR_DIR}/x.so', 'w')", "x.so: The file is compiled"),
-        (f"open('{QUASAR_DIR}/x.py', 'w').write('#' * 2**22)", "too long: 4,194,304"),
+        (f"open('{QUASAR_DIR}/x.py', 'w').write('#' * 2**22)", "has 4,194,304 bytes"),
     ],
 )
 def test_a_rejection_has_its_reason_and_changes_no_kernels(tuner, code, why):
