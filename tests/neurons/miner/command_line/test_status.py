@@ -40,12 +40,12 @@ def test_status_shows_the_next_action(state: State, action: str) -> None:
     assert (deadline_of(submission, 1.0) == 5.0) is paused
 
 
-@pytest.mark.parametrize(("back", "command"), [(None, "run `abandon`"), (State.NEW, "run `release`")])
+@pytest.mark.parametrize(("back", "command"), [(None, "abandon"), (State.NEW, "release")])
 def test_status_names_the_command_that_a_held_submission_needs(tmp_path, back, command):
     held = draft(state=State.HELD, resume_state=back, remedy="do this", retry_at=NEVER)
     text = Status(tmp_path, True, held, None).as_text()
     assert "  remedy    do this\n" in text
-    assert f"  next      {command}" in text
+    assert f"  next      run `{command}`" in text
     assert "  at " not in text
 
 

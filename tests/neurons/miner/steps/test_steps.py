@@ -157,7 +157,8 @@ def test_a_fork_other_than_the_committed_one_is_held_without_a_reveal(miner, ker
     before, kernels.url = kernels.url, "https://github.com/zoe/fork"
     held = run_cycle(miner())
     assert (held.id, held.state, fake_api.count(REVEAL)) == (committed.id, State.HELD, 0)
-    assert f"The settings name the fork {kernels.url}. The commitment names {before}," in str(held.reason)
+    names = f"The settings name the fork {kernels.url}. The commitment names {before},"
+    assert names in str(held.reason)
     assert "GITHUB_USERNAME" in str(held.remedy)
 
 
