@@ -134,7 +134,7 @@ def test_the_end_of_a_low_claims_time_postpones_and_its_other_failures_count(
     evaluate: Evaluate, measured: Measured, machine: Machine
 ) -> None:
     machine.sound = False  # no control run is needed to postpone
-    with pytest.raises(Postponed, match="The claim is too low .* had only 1e-08 s"):
+    with pytest.raises(Postponed, match=r"The claim is too low .* had only 1e-08 s"):
         evaluate(share=1e-9)
     assert measured.lengths == []
     machine.sound = True
