@@ -51,7 +51,7 @@ def chunk_delta_rule(
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
             ones included. Values on a GPU are read once for each version of the tensor. Collectives
             such as `dist.broadcast` write without a new version: pass a new tensor after them.
-        cu_seqlens_cpu: a copy of them on the host, which saves that synchronisation.
+        cu_seqlens_cpu: a copy of the bounds on the host; those on the GPU are then not read.
         cp_context: from fla's `build_cp_context` (contiguous layout), or from the one in
             `fla.ops.quasar.parallel.context`, which allows slices of any lengths. The tensors are
             then this rank's slice of packed sequences (B = 1), and the context's bounds replace

@@ -90,7 +90,7 @@ def fused_recurrent_gated_delta_rule(
         beta: `[B, T, HV]`; None is 1.
 
     Raises:
-        ValueError: as both; or gk or gv is not None; or `inplace_state` with `state_v_first`.
+        ValueError: as for both; or gk or gv is not None; or `inplace_state` with `state_v_first`.
     """
     v_first = inputs.value_first(state_v_first, kwargs)
     inputs.check_options(fused_recurrent_gated_delta_rule, kwargs)

@@ -208,7 +208,7 @@ def prepare_training(
 
 
 def cuda_gradient_program(inputs: ScanInputs) -> LoadedProgram | None:
-    """Return the CUDA program of the pass after `cuda_scan.forward`, or None for Triton."""
+    """Return the CUDA program of the gradients of `cuda_scan.forward`, or None for Triton's."""
     if not cuda_scan_bwd.is_for(inputs.q.device.index, inputs.q.shape[-1]):
         return None
     options = cuda_scan.step_options(inputs) if inputs.steps.per_token else ()

@@ -20,7 +20,7 @@ IN_ONE_PASS = 128
 """Segments can end after every n tokens if n is a multiple of this, the kernels' largest tile."""
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""o, the final state, and the checkpoints `[B, T // n, H, K, V]` (packed: `[1, their sum, ..]`)."""
+"""o, the final state, and the checkpoints `[B, T // n, H, K, V]`, all in one row if packed."""
 
 
 def check_every(every: object, cp_context: Any) -> None:

@@ -2,8 +2,8 @@
 
     unit(x) = x / sqrt(|x|^2 + 1e-6)        step = factor sigmoid(beta)
 
-The first is the definition of flash-linear-attention's `use_qk_l2norm_in_kernel`. The tiles are
-constants, so nothing is tuned at run time.
+unit is flash-linear-attention's `use_qk_l2norm_in_kernel`. The tiles are constants, so nothing is
+tuned at run time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead, padded
 MAX_WIDTH = 256
 """Widest rows that the kernels hold in registers; torch prepares wider ones."""
 STEPS = 1024
-"""Step sizes of a program."""
+"""Number of step sizes that a program computes."""
 _ELEMENTS = 4096  # of q and of k that a program loads: 32 for each thread
 
 

@@ -27,7 +27,7 @@ def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     collectives such as `dist.broadcast` do not: pass a new tensor after one of these. Bounds on a
     CPU may also change through numpy, and are cheap to read at each call.
     """
-    if not cu_seqlens.is_cuda or cu_seqlens.is_inference():  # the latter has no version
+    if not cu_seqlens.is_cuda or cu_seqlens.is_inference():  # inference tensors have no version
         return tuple(cu_seqlens.tolist())
     version, bounds = _known_bounds.get(cu_seqlens, (None, ()))
     if version != cu_seqlens._version:
@@ -46,8 +46,8 @@ def longest_of(bounds: tuple[int, ...]) -> int:
 def stay_whole(longest: int, tokens: int, warps: int, multiprocessors: int) -> bool:
     """Return whether a call's sequences are not cut into segments.
 
-    Segments occupy the whole GPU, but need their maps and a scan over these. Sequences that occupy
-    most of the GPU by themselves are faster without.
+    Segments occupy the whole GPU, but their maps and the scan over the maps take time. Sequences
+    that occupy most of the GPU by themselves are therefore faster in one piece.
 
     Args:
         longest: tokens of the longest sequence.

@@ -159,7 +159,7 @@ def adaptive_forward(
         save: whether to return products; otherwise they may be None.
         into: tensors for the results, if CUDA programs compute the projection and the operator;
             None for new ones.
-        maps: likewise for G and the states of `Saved`.
+        maps: with `into`, tensors for G and the states of `Saved`, None if no sequence is cut.
 
     Raises:
         CudaUnavailableError: a launch failed, and QUASAR_BACKEND is `cuda` or `into` is given.
@@ -219,11 +219,12 @@ def _finish_forward(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors)
     return F.linear(*rest)
 
 
-def _input_dtypes(call: Call, inputs: Inputs, tensors: Tensors) -> list[torch.dtype]:
-    return [call.dtype, *(table.dtype for table in inputs[1:])]
+def input_dtypes(call: Call, inputs: Inputs, tensors: Tensors) -> list[torch.dtype]:
+    """Return the dtypes of a graph's copies of x and of the other inputs."""
+    return [call.dtype, *(x.dtype for x in inputs[1:])]
 
 
-FORWARD = Operation(_compute_forward, _finish_forward, _input_dtypes)
+FORWARD = Operation(_compute_forward, _finish_forward, input_dtypes)
 """The layer's output. The inputs are x and the tables of the rotation, if there is one."""
 
 

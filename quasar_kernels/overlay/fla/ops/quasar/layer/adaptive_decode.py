@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.fused_recurrent import run_recurrent
-from fla.ops.quasar.layer.adaptive import cast_weights, rows_of
+from fla.ops.quasar.layer.adaptive import cast_weights, input_dtypes, rows_of
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.first_step import OPERATOR_DTYPE, AdaptiveWeights
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
@@ -74,11 +74,7 @@ def _compute_decode(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tenso
     return [y, state, *(part.to(q_part.dtype).contiguous() for part in end.chunk(3, 1))], ()
 
 
-def _input_dtypes(call: Call, inputs: Inputs, tensors: Tensors) -> list[torch.dtype]:
-    return [call.dtype, *(t.dtype for t in inputs[1:])]
-
-
-DECODE = Operation(_compute_decode, lambda *_: None, _input_dtypes)
+DECODE = Operation(_compute_decode, lambda *_: None, input_dtypes)
 """A few tokens after cached states. The inputs are x, the convolutions' states, the operator's, and
 the rotation's tables; the outputs are y, the operator's new state and the convolutions'."""
 

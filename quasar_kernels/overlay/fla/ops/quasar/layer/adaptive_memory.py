@@ -87,14 +87,6 @@ def _new(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.new_empty(size, dtype=torch.uint8)
 
 
-def _allocate_maps(call: Call, memory: torch.Tensor, cut: Segments) -> torch.Tensor | None:
-    """Return memory for G and the states of `Saved`, or None if no sequence is cut."""
-    if cut.total == cut.sequences:
-        return None
-    S = call.head_dim
-    return memory.new_empty(2, cut.total, call.heads, S, S, dtype=torch.float32)
-
-
 def run_saving(
     call: Call, owner: object, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
 ) -> tuple[torch.Tensor, Any, Tensors]:
@@ -108,7 +100,10 @@ def run_saving(
         _view(memory, places.rows).copy_(x.flatten(0, 1))
         heads = (*x.shape[:2], call.heads, call.head_dim)
         cut = cuda_scan.cut_segments(program, heads, x.device, call.cu_seqlens)
-        maps = _allocate_maps(call, memory, cut)
+        maps = None  # memory for G and the states of `Saved`, if a sequence is cut
+        if cut.total > cut.sequences:
+            size_of_state = call.heads, call.head_dim, call.head_dim
+            maps = memory.new_empty(2, cut.total, *size_of_state, dtype=torch.float32)
         settings = call, tuple(x.shape), cut
         tensors = (memory, maps, *(rotation or (None, None)), *weights.tensors())
         bounds = call.cu_seqlens  # a graph cannot copy them from the host

@@ -31,15 +31,15 @@ from fla.ops.quasar.segments import Segments
 
 _WEIGHTS = len(Weights._fields) + 2
 SHORT = 1 << 22
-"""Largest input of a call that computes the forward pass again in its backward pass's graph: 2,730
-tokens of 1,536 channels. Longer calls save their results (adaptive_memory.py)."""
+"""Largest input of a call for which the graph of the backward pass computes the forward pass again:
+2,730 tokens of 1,536 channels. Longer calls save their results (adaptive_memory.py)."""
 MAX_WORK = 1 << 36
 """A backward pass with saved results is replayed up to this many tokens times channels squared.
 16,384 tokens of 1,536 channels are half as many, and take 1.7 ms on an H200."""
 
 
 def is_short(call: Call, x: torch.Tensor) -> bool:
-    """Return whether the backward pass repeats the forward pass, so that graphs share nothing."""
+    """Return whether a call is so short that its backward pass repeats the forward pass."""
     return call.cu_seqlens is None and x.numel() <= SHORT
 
 
@@ -92,8 +92,10 @@ class AdaptiveFunction(torch.autograd.Function):
         else:  # large results, which a graph reads without a copy
             inputs, most = (), MAX_WORK // dy.shape[-1]
             tensors = (dy, *(rotation or (None, None)), *tensors)
-            if call.cu_seqlens is not None and not _is_capturable(call, segments, dy):
-                owner = None
+            if (bounds := call.cu_seqlens) is not None:  # a graph cannot read values on the host
+                even = isinstance(segments, Segments)
+                even = even and segments.are_even(dy.shape[1], call.head_dim)
+                owner = owner if even and bounds.is_cuda else None
         with torch_private.no_autocast():
             gradients, (dx, (q, k, v, gate_down, step)) = launch_or_replay(
                 owner, BACKWARD, settings, inputs, tensors, call.dtype, most
@@ -101,13 +103,6 @@ class AdaptiveFunction(torch.autograd.Function):
         layer, _, dt_bias = AdaptiveWeights.of(gradients)
         layer = layer._replace(q=q, k=k, v=v, gate_down=gate_down)
         return None, None, None, dx, *AdaptiveWeights(layer, step, dt_bias).tensors()
-
-
-def _is_capturable(call: Call, segments: Any, dy: torch.Tensor) -> bool:
-    """Return whether the backward pass of packed sequences reads no values on the host."""
-    on_device = call.cu_seqlens is not None and call.cu_seqlens.is_cuda
-    even = isinstance(segments, Segments) and segments.are_even(dy.shape[1], call.head_dim)
-    return on_device and even
 
 
 _apply = torch_private.apply_of(AdaptiveFunction)

@@ -146,9 +146,9 @@ def output_stage_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None]:
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the stage's weights.
 
-    These weights are `gate_up`, `gate_bias`, `norm` and `out`; their gradients are fp32. If
-    `scaled`, the gradient of o is in fp16, multiplied by `gradient_scale` of the last result;
-    otherwise the last result is None.
+    These weights are `gate_up`, `gate_bias`, `norm` and `out`; their gradients are fp32. The last
+    result is None. If `scaled`, it is the number `largest`, and the gradient of o is in fp16,
+    multiplied by `gradient_scale(largest)`.
     """
     gate = F.linear(narrow, *gate_weights).view(o.shape)
     d_normed = torch.mm(dy, out_weight).view(o.shape)

@@ -118,9 +118,10 @@ def conv_silu_grad_kernel(
     are `[B * T, C]`, B sequences of T rows, with row strides stride_x and stride_dx. With PACKED,
     the T rows contain several sequences, and `position` `[T]` holds each row's place in its
     sequence. Each program writes the sums over its rows, fp32 `[5, C]`: the gradients of the four
-    taps and of the bias. Unless `largest` is None, dy contains the factor `gradient_scale` of it;
-    the results do not. The kernel computes the convolution again. A row's gradient is complete
-    three rows later, so a program processes ROWS + 4 rows; ROWS is a multiple of 4.
+    taps and of the bias. Unless `largest` is None, dy contains the factor
+    `gradient_scale(largest)`; the results do not. The kernel computes the convolution again. A
+    row's gradient is complete three rows later, so a program processes ROWS + 4 rows; ROWS is a
+    multiple of 4.
     Grid: (B * ceil(T / ROWS), C / N * ceil(N / BC)).
     """
     blocks = tl.cdiv(T, ROWS)
@@ -245,7 +246,7 @@ def gated_rmsnorm_grad_kernel(
 ):
     """Write dx and dgate of y = rmsnorm(x) * weight * sigmoid(gate), and y unless it is None.
 
-    Unless `largest` is None, dx is multiplied by `gradient_scale` of it, and saturates.
+    Unless `largest` is None, dx is multiplied by `gradient_scale(largest)`, and saturates.
     All are `[R, H, S]` contiguous, and the norm is over S. A program processes TILES * BR rows of
     one head, and writes its sums of the weight's gradient and of dgate to `sums`, fp32
     `[R / (TILES * BR), 2, H, S]`. Grid: (H, R / (TILES * BR)).
@@ -319,7 +320,7 @@ def launch_conv_silu_grad(
         dys: one to three tensors `[R, N]` contiguous; concatenated they are the gradient `[R, C]`
             of the convolution's result.
         dx: `[R, C]`, last stride 1, of any dtype.
-        largest: a number, if `dys` contain the factor `gradient_scale` of it.
+        largest: a number, if `dys` contain the factor `gradient_scale(largest)`; otherwise None.
 
     Returns:
         The gradients of the taps `[C, 4]` and of the bias `[C]`, fp32.
@@ -366,7 +367,7 @@ def launch_gated_rmsnorm_grad(
         eps: added to the mean square.
         y: tensor of x's shape to which the gated norm is written, or None.
         overwrite: whether dx overwrites dy, and dgate overwrites gate.
-        largest: a number; dx is then in fp16, multiplied by `gradient_scale` of it.
+        largest: None, or a number: dx is then in fp16, multiplied by `gradient_scale(largest)`.
 
     Returns:
         dx and dgate, like x; the gradient of the weight `[S]` and the sum of dgate over the rows

@@ -42,7 +42,7 @@ Inputs = Sequence[torch.Tensor]
 Tensors = Sequence["torch.Tensor | None"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # distinguished by identity in the keys of graphs
+@dataclasses.dataclass(frozen=True, eq=False)  # keys of graphs compare operations by identity
 class Operation:
     """What a graph computes. All functions take a call's settings, inputs and tensors first."""
 
@@ -199,7 +199,7 @@ def launch_or_replay(
 
     Returns:
         The outputs (those of a graph are copied), and the result of `finish`, or an empty tuple
-        if `compute` left it nothing to do.
+        if `compute` returned no tensors for it.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # every call has a tensor
     key = None

@@ -1,8 +1,8 @@
 """The layer's operations around the operator: short convolution, gated norm, recomputation.
 
-Forward passes save only their inputs. On CUDA, the forward and the backward pass are one Triton
-kernel each, the latter in gradients.py. For other calls torch computes the backward pass block by
-block, so that there is never an fp32 copy of a whole sequence.
+Forward passes save only their inputs. On CUDA, each pass is one Triton kernel; gradients.py has
+those of the backward pass. For other calls torch computes the backward pass block by block, so that
+there is never an fp32 copy of a whole sequence.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
 
 @on_its_device
 def _conv_silu_backward(x, weight, bias, position, dy):
-    """Return the gradients of x, the taps and the bias (or None), the latter two in fp32."""
+    """Return the gradients of x and, in fp32, of the taps and the bias (or None)."""
     if _takes_convolution(x, weight):
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
@@ -237,7 +237,7 @@ def _conv_silu_backward(x, weight, bias, position, dy):
 
 @on_its_device
 def _gated_rmsnorm_backward(x, gate, weight, eps, dy):
-    """Return the gradients of x, the gate and the weight, the latter in fp32."""
+    """Return the gradients of x and the gate and, in fp32, of the weight."""
     if _on_triton(x):
         heads = (t.contiguous().unsqueeze(1) for t in (x, gate))
         dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(

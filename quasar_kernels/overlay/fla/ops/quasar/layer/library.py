@@ -183,7 +183,8 @@ def operate(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the operator's output `[B, T, H, S]` and its state.
 
-    `keep`, `overwrite` and `rank` are those of `layer_with_states`, `state` is the one before.
+    `state` is the one before the call; `keep`, `overwrite` and `rank` are as in
+    `layer_with_states`.
     """
     beta = F.softplus(beta_log if call.dtype == torch.float64 else beta_log.float())
     if rank is not None:

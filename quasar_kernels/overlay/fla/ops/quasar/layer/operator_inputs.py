@@ -174,7 +174,7 @@ def operator_inputs_grad_kernel(
 
     The tensors are those of `operator_inputs_kernel`; dq and dk are contiguous, d_logits has tokens
     stride_d apart. Unless `largest` is None, dq_unit, dk_unit, d_step, dq and dk contain the factor
-    `gradient_scale` of it. fp16 saturates. A program processes TILES * BR tokens of one head, and
+    `gradient_scale(largest)`. fp16 saturates. A program processes TILES * BR tokens of one head and
     writes its sums to `sums`, fp32 `[programs, H, S + 1]`: the gradient of dt_bias, then that of
     A_log.
     Grid: (programs, H).
@@ -346,7 +346,7 @@ def launch_operator_inputs_grad(
         logits, A_log, dt_bias, rotation: its arguments.
         dq_unit, dk_unit: gradients of the unit q and k, contiguous.
         d_step: gradient of the step sizes, `[N, H]` fp32 contiguous.
-        largest: a number, if the last three contain the factor `gradient_scale` of it.
+        largest: a number, if the last three contain the factor `gradient_scale(largest)`.
 
     Returns:
         The gradients of q and k, `[N, H, S]` in their dtype, contiguous, with the same factor; and
@@ -452,7 +452,7 @@ def operator_inputs_torch(
     dt_bias: torch.Tensor,
     rotation: Rotation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same in torch, on any device."""
+    """Compute `operator_inputs` in torch, on any device."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     units = [F.normalize(rotated(x.to(dtype), rotation), dim=-1, eps=EPSILON) for x in (q, k)]
     u = torch.sigmoid(logits.to(dtype)).unsqueeze(-1) + dt_bias.to(dtype).view(q.shape[1:])

@@ -37,8 +37,8 @@ on an H100, the forward pass with 264 tiles is as fast (2,048 channels) or 10% f
 channels). With 180 tiles it is 3% slower or 10% faster."""
 
 MMA_SYNC = (8, 12)
-"""Major compute capabilities of GPUs with no faster products than `mma.sync`. There portable.py is
-faster than library products by docs/results/estimates.md; on other GPUs it is not."""
+"""Major compute capabilities of GPUs with no faster products than `mma.sync`. By
+docs/results/estimates.md, portable.py is faster than library products on these GPUs only."""
 
 _SHAPES = (  # of the weights of the layer for which hopper.py and portable.py are written
     *[(WIDTH, HIDDEN)] * 3,

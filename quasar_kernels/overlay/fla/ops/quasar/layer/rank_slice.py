@@ -74,7 +74,7 @@ class RankSlice:
         return rows[rows.shape[0] - self._halo_rows :]
 
     def return_halo(self, d_halo: torch.Tensor) -> torch.Tensor:
-        """Return the gradient `[rows, hidden]` of this rank's last inputs from later ranks' halos.
+        """Return the sum of the gradients `[rows, hidden]` of this rank's rows in later halos.
 
         All ranks must call it.
         """
@@ -96,7 +96,7 @@ class RankSlice:
         self.halo = HaloFunction.apply(self, x)
 
     def with_halo(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        """Return x after the halo, the bounds of its sequences, and the number of rows before x."""
+        """Return the halo followed by x, their sequences' bounds, and the halo's number of rows."""
         rows, bounds = self.halo.shape[0], self.bounds
         if bounds is not None:
             bounds = F.pad(bounds[1:] + rows, (1, 0))
@@ -173,7 +173,7 @@ class RankSlice:
             d_projections[: d_first.shape[1]].addmm_(d_first.t(), rows)
 
     def exchange_halo_gradients(self, dx: torch.Tensor) -> None:
-        """Add to dx `[1, T, hidden]` what later ranks' halos return; all ranks must call it."""
+        """Add later halos' gradients of x's rows to dx `[1, T, hidden]`; all ranks must call it."""
         returned = self.return_halo(self._d_halo)
         dx[0, dx.shape[1] - returned.shape[0] :] += returned
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 DECODE_TOKENS = 16
-"""Maximum number of tokens after a cached state to process one by one."""
+"""After a cached state, up to this many tokens are processed one by one."""
 
 _COUNT = len(Weights._fields)
 
@@ -156,8 +156,11 @@ def run_with_states(
     else:
         y, after = layer_with_states(call, x, weights, before, keep, overwrite)
     if keep:
-        owned = {"owned": not _needs_gradients(after)} if tracks_owner else {}
-        parts = None if after.conv is None else _split(after.conv)
+        recorded = any(x is not None and x.requires_grad for x in after)
+        owned = {"owned": not recorded} if tracks_owner else {}
+        # separate and contiguous, because decoding overwrites them
+        split = None if after.conv is None else after.conv.unflatten(1, (3, -1)).transpose(0, 1)
+        parts = None if split is None else tuple(split.contiguous())
         cache.update(
             recurrent_state=after.operator,
             conv_state=parts,
@@ -244,22 +247,13 @@ DECODE = Operation(_decode, lambda *_: None, lambda call, inputs, tensors: [call
 """A call of a few tokens that overwrites its states. The tensors are the weights and the states."""
 
 
-def _split(conv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return separate contiguous states of q, k and v, because decoding overwrites them."""
-    return tuple(conv.unflatten(1, (3, -1)).transpose(0, 1).contiguous())
-
-
-def _needs_gradients(states: States) -> bool:
-    return any(state is not None and state.requires_grad for state in states)
-
-
 def _are_overwritable(
     parts: Sequence[torch.Tensor] | None, state: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
     """Return whether a call in `dtype` can overwrite `state` and the convolution's states."""
     if state is None or (parts and parts[0].dtype != dtype):
         return False
-    if not all(x.is_contiguous() for x in (state, *(parts or ()))):  # `expand` shares elements
+    if not all(x.is_contiguous() for x in (state, *(parts or ()))):  # `expand` repeats elements
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()
 

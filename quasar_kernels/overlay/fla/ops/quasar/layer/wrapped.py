@@ -1,7 +1,7 @@
 """Layers with changed submodules: with hooks, adapters, quantised weights or other classes.
 
 The kernels read plain weights and call no submodule. `plain_weights` checks at each call whether
-that computes what the submodules would. If not, `layer_by_modules` calls them.
+the submodules would compute the same. If not, `layer_by_modules` calls them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def plain_weights(layer: Any, decays: str = "beta_log") -> Weights | None:
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a module has one of these types, plain weights, and no hooks or `forward`."""
+    """Return whether a module has one of these types, plain weights, no hooks, no own `forward`."""
     state = module.__dict__
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     return (

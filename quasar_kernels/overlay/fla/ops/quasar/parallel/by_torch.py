@@ -65,12 +65,16 @@ class TorchSlice:
         if self._done:
             return
         self._done = True
-        (H, V), K = self.inputs.v.shape[2:], self.inputs.q.shape[-1]
+        q, (H, V), K = self.inputs.q, self.inputs.v.shape[2:], self.inputs.q.shape[-1]
         _, rank, bounds, before, *_ = self._place
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        initial = torch.zeros(len(bounds) - 1, H, K, V, dtype=dtype, device=q.device)
+        if self.inputs.initial_state is not None:
+            initial.copy_(self.inputs.initial_state)
         entering = entering_state(unpack_maps(all_maps, H, K, V), rank, before)
-        self.inputs = self.inputs._replace(
-            initial_state=_initial_states(self.inputs, len(bounds) - 1, entering)
-        )
+        if entering is not None:
+            initial[0] = entering
+        self.inputs = self.inputs._replace(initial_state=initial)
         self.o, self.final = _run(self.inputs, bounds)
 
     def saved(self) -> Saved:
@@ -130,22 +134,6 @@ class TorchGradient:
             )
         )
         return Gradients(*(None if x is None else next(gradients) for x in self._leaves))
-
-
-def _initial_states(
-    inputs: ScanInputs, sequences: int, entering: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the initial states `[sequences, H, K, V]`; `entering` replaces the first one."""
-    q, v = inputs.q, inputs.v
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    initial = torch.zeros(
-        sequences, v.shape[2], q.shape[-1], v.shape[-1], dtype=dtype, device=q.device
-    )
-    if inputs.initial_state is not None:
-        initial.copy_(inputs.initial_state)
-    if entering is not None:
-        initial[0] = entering
-    return initial
 
 
 def _run(inputs: ScanInputs, bounds: Sequence[int]) -> Any:

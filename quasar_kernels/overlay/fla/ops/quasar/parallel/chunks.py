@@ -117,7 +117,8 @@ def slice_forward(
     place: Place, inputs: ScanInputs, output_final_state: bool, backend: Backend
 ) -> SliceResults:
     """Run the forward pass of this rank's slice; it records nothing for autograd."""
-    rounds = _count_rounds(place, inputs.v)
+    v = inputs.v
+    rounds = 1 + (v.is_cuda and place.longest * v.shape[2] * (v.shape[3] // 64) >= STOPPING_WORK)
     scan = start_forward(place, inputs, rounds > 1, backend)
     for _ in range(rounds):
         all_maps = gather(scan.compute_map(), place.group)
@@ -133,12 +134,6 @@ def slice_backward(
     finish = start_gather(gradient.compute_offset(), place.group)
     gradient.overlap()
     return gradient.run(G, finish())
-
-
-def _count_rounds(place: Place, v: torch.Tensor) -> int:
-    """Return the number of exchanges of a forward pass with v `[1, T, H, V]`."""
-    _, _, H, V = v.shape
-    return 1 + (v.is_cuda and place.longest * H * (V // 64) >= STOPPING_WORK)
 
 
 def start_forward(

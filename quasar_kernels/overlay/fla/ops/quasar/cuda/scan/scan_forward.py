@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -253,26 +252,6 @@ def tensor_maps(
     )
 
 
-def forward_tensor_maps(
-    shape: tuple[int, ...],
-    group: int,
-    pointers: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...],
-) -> bytes:
-    """Return `TensorMaps` of copies.cuh: of q and k by chunks, and of k, v and o by tiles.
-
-    Args:
-        shape: v's; `group` of its heads share one of q and k.
-        pointers: the addresses of q, k, v and o.
-        strides: their strides by batch, token and head.
-    """
-    (q, k, v, o), (qs, ks, vs, os) = pointers, strides
-    B, T, H, S = shape
-    heads = *(H // group,) * 3, H, H
-    tokens = CHUNK, CHUNK, TILE, TILE, TILE
-    return tensor_maps((B, T, S), heads, (q, k, k, v, o), (qs, ks, ks, vs, os), tokens)
-
-
 def launch_parameters(
     program: LoadedProgram,
     inputs: ScanInputs,
@@ -289,17 +268,19 @@ def launch_parameters(
         repeats: for each repetition, whether to compute only the unfinished heads.
     """
     q, k, v, (steps, _), initial_state, _, scale, g = inputs
-    T, H = v.shape[1:3]
+    B, T, H, S = v.shape
     group = H // q.shape[2]
     o, *states = results
     *pointers, decay = addresses(
         q, k, v, o, steps, initial_state, *states, cut.table, cut.first, *stopping, g
     )
-    strides = q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3]
+    qs, ks, vs, os = q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3]
     maps = NO_MAPS
-    if program.on_hopper:
-        maps = forward_tensor_maps(v.shape, group, tuple(pointers[:4]), strides)
-    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H
+    if program.on_hopper:  # of q and k by chunks, and of k, v and o by tiles
+        places = pointers[0], pointers[1], *pointers[1:4]
+        heads, tokens = (*(H // group,) * 3, H, H), (CHUNK, CHUNK, TILE, TILE, TILE)
+        maps = tensor_maps((B, T, S), heads, places, (qs, ks, ks, vs, os), tokens)
+    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
     parameters = []
     for repeat in repeats:
         arguments = serialize(*pointers, *sizes, repeat, scale, decay, group)
