@@ -13,9 +13,7 @@ from benchmarks.cases.layer import by_length
 from benchmarks.engine.limits import Criterion, missed
 from benchmarks.engine.results import ROOT, Entry, Run, versions
 from benchmarks.report import rivals
-from benchmarks.report.cards import contributed
 from benchmarks.report.documents import RESULTS, filled, page, run_of
-from benchmarks.report.estimates import speeds
 from benchmarks.report.layer_steps import profile_table
 from benchmarks.report.markdown import WIDTH, columns
 from harness.hardware.gpus import known, published_bound
@@ -102,30 +100,17 @@ def short_table(runs: Runs) -> str:
     ours = runs["overlay"]
     machine = ours.environment
     where = f"{machine.gpu}, driver {machine.driver}, {versions(machine)}" if machine else "unknown"
+    if len({run.environment.gpu_uuid for name in TREES if (run := runs[name]).environment}) > 1:
+        where = f"{where}. Each tree ran alone on one of the machine's GPUs"
     every = limits(runs)
     out = missed(every)
     text = (
-        f"Medians of the processes, measured {ours.created} at commit "
+        f"Measured in one run on {ours.created} at commit "
         f"{(ours.commit or 'unknown')[:12]}: {where}. The layer meets "
         f"{len(every) - len(out)} of its {len(every)} limits for speed, memory and accuracy."
     )
     parts = (shown, textwrap.fill(text, WIDTH, break_on_hyphens=False), rivals.short_table())
     return "\n\n".join(filter(None, parts))
-
-
-def later(ours: Run) -> str:
-    """Return a sentence for each later run on the same kind of GPU, with its speeds."""
-    text = []
-    for run in contributed():
-        if run.gpu == ours.gpu and run.created > ours.created:
-            found = {n: speed / 1e6 for n, speed in speeds(run).items() if n in IN_README}
-            listed = ", ".join(f"{speed:.3g} at {n:,} tokens" for n, speed in found.items())
-            commit = (run.commit or "unknown")[:12]
-            text.append(
-                f"A later run (another {run.gpu}, {run.created}, commit {commit}): {listed} "
-                "(M tokens/s)."
-            )
-    return textwrap.fill(" ".join(text), WIDTH, break_on_hyphens=False)
 
 
 def checks(run: Run) -> str:
@@ -181,7 +166,6 @@ def documents() -> dict[Path, str]:
         "benchmarks",
         checks={label: checks(runs[name]) for name, (label, _) in TREES.items()},
         criteria=limits(runs),
-        later=later(runs["overlay"]),
         lengths=lengths(runs, bound and bound / 1e6),
         ours=runs["overlay"],
         profiles=[profile_table(runs[name]) for name in OTHERS[:2]],

@@ -98,4 +98,12 @@ def test_the_closed_share_of_the_gap_to_the_bound(runs: Runs) -> None:
 
 
 def test_the_trees_were_measured_on_one_machine(runs: Runs) -> None:
-    assert all(runs[name].environment == runs["overlay"].environment for name in TREES)
+    first, *others = (runs[name].environment for name in TREES)
+    assert first
+    # the GPUs may be several of the machine's
+    assert all(
+        one
+        and one.model_copy(update={"gpu_uuid": first.gpu_uuid, "variables": first.variables})
+        == first
+        for one in others
+    )
