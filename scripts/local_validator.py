@@ -134,7 +134,7 @@ def undecided(device: str) -> str:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     where = f"the load of {cores} cores is {load:.1f}"
     if resolve_device(device) == "cuda" and load < cores:
-        return f"REJECTED: it was not timed in time, and this machine is not busy: {where}"
+        return f"REJECTED: it exceeded the time limit, and this machine is not busy: {where}"
     return (
         f"UNDECIDED: this machine may be too slow or busy: {where}. Repeat it on an idle machine "
         "with a GPU, or with a longer --timeout"

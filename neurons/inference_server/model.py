@@ -226,7 +226,7 @@ class Decoder:
         except Exception as error:  # a compiler, its tools or a model may fail in any way
             self._one_token, self._lanes = self.model, {}
             log.warning(
-                "decoding is not compiled, and slower",
+                "decoding is not compiled, so it is slower",
                 cause=" ".join(str(error).split())[:CAUSE_CHARACTERS],
                 remedy="Install a C compiler, or set INFERENCE_COMPILE=false.",
             )

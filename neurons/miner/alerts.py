@@ -106,7 +106,7 @@ class Alerts:
         try:
             self._waiting.put_nowait((kind, text))
         except queue.Full:
-            self._log.warning("an alert is dropped: too many wait", kind=kind)
+            self._log.warning("an alert is dropped: too many alerts wait", kind=kind)
 
     def close(self, seconds: float) -> None:
         """Wait until all alerts are sent, at most `seconds`."""

@@ -148,12 +148,12 @@ class ClaimMeasurement:
             return False
         sampler.samples = earlier
         speeds = [sample.tokens_per_sec for sample in sampler.of(target)]
-        log.info("measured before; one run confirms it", runs=len(earlier), target=target)
+        log.info("reusing samples if a new one confirms them", runs=len(earlier), target=target)
         if self._run(self._plan(target, len(speeds))):
             again = sampler.of(target)[len(speeds)].tokens_per_sec
             if lower_bound(speeds, SLOWER) <= again <= FASTER * max(speeds):
                 return True
-            log.info("not as before; measuring again", tokens_per_sec=round(again))
+            log.info("not confirmed; measuring again", tokens_per_sec=round(again))
         sampler.samples, sampler.failures = [], []
         return False
 

@@ -136,7 +136,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
         if again:
             log.info(
-                "submissions after crashes are tried again", submissions=attempts.reset_crashes()
+                "submissions are tried again after crashes", submissions=attempts.reset_crashes()
             )
         parts = _weight_setter(settings, api), _logit_verifier(settings, api.signer, stop)
         evaluators = evaluators_for(evaluator, gpus)

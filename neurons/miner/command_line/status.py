@@ -168,7 +168,7 @@ def next_action(submission: Submission) -> str:
         return f"reveal when the server reaches block {submission.reveal_block}"
     if state is State.ABANDONED:
         return "make a new submission"
-    return _NEXT_ACTION.get(state, "none: a new cycle starts with a round or a change")
+    return _NEXT_ACTION.get(state, "none: a new cycle starts with a new round or changed kernels")
 
 
 def _table(submissions: tuple[Submission, ...]) -> list[str]:
