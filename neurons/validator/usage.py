@@ -22,18 +22,14 @@ def descendants(pid: int, most: int) -> Iterator[int]:
     """Yield the descendants of `pid`; once there are more than `most`, read no more processes."""
     open_pids, count = [pid], 0
     while open_pids and count <= most:
-        for task in _read_children(open_pids.pop()):
-            count += 1
-            open_pids.append(task)
-            yield task
-
-
-def _read_children(pid: int) -> Iterator[int]:
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            yield from map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    except OSError:  # it has ended
-        return
+        parent = open_pids.pop()
+        with suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{parent}/task"):
+                children = Path(f"/proc/{parent}/task/{task}/children").read_text()
+                for child in map(int, children.split()):
+                    count += 1
+                    open_pids.append(child)
+                    yield child
 
 
 def affinities(pids: Iterable[int]) -> Iterator[set[int]]:

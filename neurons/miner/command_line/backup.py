@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -44,8 +45,9 @@ def restore(given: CommandLineSettings, file: Path | None) -> int:
     if not file.is_file():
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
         raise ConfigError(f"{problem}. Name a file that `backup` made.")
-    if not is_database(file):
-        raise ConfigError(f"{file} is not a copy of a journal. Name a file that `backup` made.")
+    with suppress(OSError), file.open("rb") as stream:  # copying reports an unreadable file
+        if stream.read(len(MAGIC)) != MAGIC:
+            raise ConfigError(f"{file} is not a copy of a journal. Name a file that `backup` made.")
     with Journal(file, copy=True) as journal:
         latest = next(iter(journal.latest()), None)
     with StateLock(settings.state_dir):
@@ -88,12 +90,3 @@ def require_no_lost_journal(
         problem = f"The journal in {settings.state_dir} is lost, and JOURNAL_COPY has {copy}."
         remedy = f"Run `{script} restore`, or move the copy away to start without it."
         raise ConfigError(Problem(problem, remedy))
-
-
-def is_database(file: Path) -> bool:
-    """Return whether a file has SQLite's header; True for an unreadable one, as copying fails."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return True

@@ -85,9 +85,7 @@ def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
     Retry if GitHub cannot be reached; and a ConfigError if the API's address is not https.
     """
     with _Session(api_url, token) as session:
-        user = session.call("GET", "/user")
-        _check_token(user, owner)
-        return _scopes(user)
+        return _check_token(session, owner)
 
 
 def ensure_fork(
@@ -109,8 +107,7 @@ def ensure_fork(
     """
     stop = stop or threading.Event()
     with _Session(api_url, token) as session:
-        user = session.call("GET", "/user")
-        _check_token(user, owner)
+        _check_token(session, owner)
         source = session.repository(upstream)
         if source is None:
             raise Held(
@@ -212,15 +209,10 @@ def _pause(reply: httpx.Response) -> float | None:
     return None if seconds is None else min(max(seconds, 1.0), MAX_WAIT)
 
 
-def _scopes(user: httpx.Response) -> frozenset[str] | None:
+def _check_token(session: _Session, owner: str) -> frozenset[str] | None:
+    user = session.call("GET", "/user")
     header = user.headers.get("X-OAuth-Scopes")
-    if header is None:
-        return None
-    return frozenset(scope.strip() for scope in header.split(",") if scope.strip())
-
-
-def _check_token(user: httpx.Response, owner: str) -> None:
-    scopes = _scopes(user)
+    scopes = None if header is None else frozenset(filter(None, map(str.strip, header.split(","))))
     if scopes is not None and not scopes & {"repo", "public_repo"}:
         raise Held(
             f"The token has the scopes {', '.join(sorted(scopes)) or '(none)'}, which do not "
@@ -233,6 +225,7 @@ def _check_token(user: httpx.Response, owner: str) -> None:
             f"The token belongs to {redact_text(login)}, and GITHUB_USERNAME is {owner}.",
             "Set GITHUB_USERNAME to the token's account, or use that account's token.",
         )
+    return scopes
 
 
 def _request_fork(session: _Session, upstream: str, name: str) -> None:

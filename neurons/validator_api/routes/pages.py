@@ -18,6 +18,7 @@ REFRESH_SECONDS = 20
 """Seconds after which a page that can still change reloads."""
 
 router = APIRouter(include_in_schema=False)
+router.get("/style.css")(style_sheet)
 
 
 @router.get("/")
@@ -64,12 +65,6 @@ def submission(number: RowId, api: TheApi, refresh: str = "") -> Response:
 def api_reference(request: Request) -> Response:
     """Show the API's calls, from the document at /openapi.json."""
     return page("reference.html", calls_by_tag=reference.calls_by_tag(request.app.openapi()))
-
-
-@router.get("/style.css")
-def style() -> Response:
-    """Return the pages' style sheet."""
-    return style_sheet()
 
 
 def _live(name: str, t: Transaction, refresh: str, **values: Any) -> Response:
