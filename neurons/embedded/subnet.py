@@ -185,26 +185,23 @@ class EmbeddedSubnet:
             self.lines.append(line)
             if line.get("level") in ("error", "critical"):
                 self._errors.append(str(line["event"]))
-            if line["event"] in POSTPONED:
-                self._count_postponed(line.get("submission"), str(line.get("reason", "")))
+            submission = line.get("submission")
+            self._postponed[submission] += line["event"] in POSTPONED
+            if self._postponed[submission] >= MAX_POSTPONED:
+                reason = str(line.get("reason", "")).rstrip(".") or "an unexpected error"
+                self._fail(
+                    QuasarError(
+                        f"The validator of this run postponed submission {submission} "
+                        f"{MAX_POSTPONED} times: {reason}. `./START_MINER.sh doctor` checks this "
+                        f"machine, {self._tail.file} has every message, and the next start "
+                        "continues from here."
+                    )
+                )
         ended = [child for child in self._children if child.last_status == EX_CONFIG]
         if ended:
             name, file = ended[0].name, ended[0].log_file
             remedy = " ".join([*self._errors[-2:], f"{file} has every message."])
             self._fail(ConfigError(Problem(f"The {name} of this run ended.", remedy)))
-
-    def _count_postponed(self, submission: object, reason: str) -> None:
-        self._postponed[submission] += 1
-        if self._postponed[submission] < MAX_POSTPONED:
-            return
-        self._fail(
-            QuasarError(
-                f"The validator of this run postponed submission {submission} "
-                f"{MAX_POSTPONED} times: {reason.rstrip('.') or 'an unexpected error'}. "
-                f"`./START_MINER.sh doctor` checks this machine, {self._tail.file} has every "
-                "message, and the next start continues from here."
-            )
-        )
 
     def _fail(self, failure: QuasarError) -> None:
         if self._failure is None:

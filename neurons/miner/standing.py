@@ -142,24 +142,23 @@ def rows_of_claim(submission: Submission, queue: Queue) -> list[QueuedSubmission
 
 
 def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
-    """Yield lists of growing length with their limits, until one cannot be read."""
-    for limit in LIMITS:
-        try:
-            queue, rows = _read_list(client, limit)
-        except Uncertain:
-            return
-        yield queue, rows
+    """Yield lists of growing length with their limits in rows, until one cannot be read.
 
-
-def _read_list(client: ApiClient, limit: int) -> tuple[Queue, int]:
-    """Return a list and its limit in rows: `limit`, or less if the reply would be too large."""
-    while True:
-        try:
-            return client.queue(limit), limit
-        except TooLarge:
-            if limit <= MIN_ROWS:
-                raise
-            limit //= 3
+    If a reply is too large, its limit is lowered.
+    """
+    for rows in LIMITS:
+        limit = rows
+        queue: Queue | None = None
+        while queue is None:
+            try:
+                queue = client.queue(limit)
+            except TooLarge:
+                if limit <= MIN_ROWS:
+                    return
+                limit //= 3
+            except Uncertain:
+                return
+        yield queue, limit
 
 
 def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:

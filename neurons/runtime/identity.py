@@ -133,21 +133,17 @@ def load_identity(
         # the cause may quote the file
         raise fault(f"cannot be read: {type(error).__name__}", remedy) from None
     identity = Identity(keypair.ss58_address, keypair)
-    if not _can_sign(identity):
+    try:
+        signs = verify(identity.hotkey, "check", identity.sign("check"))
+    except ValueError:  # there is no private key
+        signs = False
+    if not signs:
         remedy = (
             "Its file has only the public part, or a key of another kind, such as ed25519. Copy "
             f"the private file from where it was made, or make one with {new}."
         )
         raise fault("gives no valid sr25519 signature", remedy)
     return identity
-
-
-def _can_sign(identity: Identity) -> bool:
-    text = "check"
-    try:
-        return verify(identity.hotkey, text, identity.sign(text))
-    except ValueError:  # there is no private key
-        return False
 
 
 def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:

@@ -121,7 +121,11 @@ def ensure_fork(
         if fork is None or not fork.get("default_branch"):
             fork = _await_fork(session, name, stop, first_wait, patience)
         _check_fork(fork, source, name)
-        return _clone_url(fork, api_url)
+        url = str(fork.get("clone_url"))
+        if urlsplit(url).netloc != urlsplit(web_address(api_url)).netloc:
+            problem = f"GitHub's address of the fork is at another host: {redact_text(url)}."
+            raise Held(problem, "Check GITHUB_API_URL.")
+        return url
 
 
 class _Session(httpx.Client):
@@ -270,13 +274,3 @@ def _check_fork(fork: dict[str, Any], source: dict[str, Any], name: str) -> None
 def _network(repository: dict[str, Any]) -> str:
     root = repository.get("source") or repository.get("parent") or repository
     return str(root.get("full_name")).lower()
-
-
-def _clone_url(fork: dict[str, Any], api_url: str) -> str:
-    url = str(fork.get("clone_url"))
-    if urlsplit(url).netloc != urlsplit(web_address(api_url)).netloc:
-        raise Held(
-            f"GitHub's address of the fork is at another host: {redact_text(url)}.",
-            "Check GITHUB_API_URL.",
-        )
-    return url

@@ -177,7 +177,10 @@ def as_message(t: Transaction, row: Round) -> protocol.Round:
 
 
 def _open(t: Transaction, hours: int, baseline: int | None = None) -> Round:
-    """Finalize the active round, if there is one, and open the next one."""
+    """Finalize the active round, if there is one, and open the next one.
+
+    Expired commitments are withdrawn; the other open submissions move into the new round.
+    """
     ending = active(t.session)
     if ending is not None:
         finalize(t, ending)
@@ -194,17 +197,12 @@ def _open(t: Transaction, hours: int, baseline: int | None = None) -> Round:
     )
     t.session.add(row)
     t.session.flush()
-    _take_over(t, row)
-    log.info("round opened", round=row.round_number, baseline=baseline, ranking=row.ranking)
-    return row
-
-
-def _take_over(t: Transaction, row: Round) -> None:
-    """Withdraw expired commitments; move the other open submissions into the new round."""
     still_open = update(Submission).where(*OPEN)
     expired = (Submission.is_revealed.is_(False), Submission.reveal_block < t.oldest_block)
     t.session.execute(still_open.where(*expired).values(withdrawn_at=t.now))
     t.session.execute(still_open.where(Submission.round_id != row.id).values(round_id=row.id))
+    log.info("round opened", round=row.round_number, baseline=baseline, ranking=row.ranking)
+    return row
 
 
 def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:
