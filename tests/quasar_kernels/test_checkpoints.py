@@ -49,19 +49,17 @@ def part(x: Inputs, start: int, stop: int | None = None) -> Inputs:
 def check(call, x: Inputs, every: int, state, bounds=None) -> None:
     """Compare checkpoints with float64, and the outputs after each with those of the whole call."""
     function, exact = call
-    o, final, found = function(
-        x, initial_state=state, checkpoint_every=every, cu_seqlens=bounds, output_final_state=True
-    )
-    plain, plain_final = function(
-        x, initial_state=state, cu_seqlens=bounds, output_final_state=True
-    )
+    options = {"initial_state": state, "cu_seqlens": bounds, "output_final_state": True}
+    o, final, found = function(x, checkpoint_every=every, **options)
+    plain, plain_final = function(x, **options)
     assert relative_rms(o, plain) <= 1e-6
     assert relative_rms(final, plain_final) <= 1e-6
     ranges = list(pairwise(bounds.tolist())) if bounds is not None else [(0, x.q.shape[1])]
     entries = found.unbind(1)
     place = 0
     for n, (start, stop) in enumerate(ranges):
-        entering = state if bounds is None else state[n : n + 1]
+        own = slice(None) if bounds is None else slice(n, n + 1)
+        entering, leaving = state[own], plain_final[own]
         for end in range(start + every, stop + 1, every):
             wanted = exact(part(x, start, end), entering.double())[1]
             error = relative_rms(entries[place], wanted)
@@ -71,10 +69,7 @@ def check(call, x: Inputs, every: int, state, bounds=None) -> None:
             )
             if end < stop:
                 assert relative_rms(rest, plain[:, end:stop]) <= 2e-6
-            assert (
-                relative_rms(last, plain_final if bounds is None else plain_final[n : n + 1])
-                <= 2e-6
-            )
+            assert relative_rms(last, leaving) <= 2e-6
             place += 1
     assert place == found.shape[1]
 

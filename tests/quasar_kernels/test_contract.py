@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import cycle
 from pathlib import Path, PurePosixPath
 
@@ -17,11 +16,13 @@ from quasar_kernels.contract import (
     TARGET_FILES,
     check_tree,
     compiled_files,
+    copy_overlay,
     overlay_digest,
     overlay_files,
 )
 from tests import PROJECT
 from tests.processes import run_python
+from tests.repositories import write_files
 
 SPECIFIED = """
     import torch
@@ -50,9 +51,7 @@ def test_the_rules_equal_the_rule_book_s():
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for path in overlay_files():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(OVERLAY / path, tmp_path / path)
+    copy_overlay(OVERLAY, tmp_path)
     return tmp_path
 
 
@@ -76,9 +75,8 @@ def test_every_published_source_names_licence_and_copyright_holders():
 
 
 def test_all_files_but_byte_code_are_published(tmp_path):
-    for name in ("notes.txt", "left.pyc", "program.cu", "__pycache__/cache.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    names = "notes.txt", "left.pyc", "program.cu", "__pycache__/cache.txt"
+    write_files(tmp_path, dict.fromkeys(names, ""))
     assert list(map(str, overlay_files(root=tmp_path))) == ["notes.txt", "program.cu"]
 
 
@@ -201,8 +199,7 @@ def test_files_that_cannot_be_read(tree, name, content, rule):
 
 @pytest.mark.parametrize("name", [QUASAR_DIR / "layer/paths.py", LAYER_FILE])
 def test_a_syntax_error_has_its_file_and_line(tree, name):
-    (tree / name).parent.mkdir(parents=True, exist_ok=True)
-    (tree / name).write_text("x = 1\ndef f(:\n")
+    write_files(tree, {str(name): "x = 1\ndef f(:\n"})
     (violation,) = check_tree(tree)
     assert violation.path == name
     assert f"({name.name}, line 2)" in violation.rule, violation.rule
@@ -215,9 +212,7 @@ def test_the_layer_may_import_other_operators(tree):
 
 def test_compiled_files_are_found_in_all_folders(tree):
     names = {"fla/__pycache__/a.cpython-311.pyc", "docs/lib.so.1", "fla/ops/x.cubin"}
-    for name in names:
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).touch()
+    write_files(tree, dict.fromkeys(names, ""))
     assert {str(path) for path in compiled_files(tree)} == names
 
 

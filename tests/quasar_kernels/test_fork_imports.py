@@ -21,6 +21,7 @@ from record_fork_imports import LOADED, as_json, find_imports, main
 from quasar_kernels.contract import FORK_IMPORTS, fork_imports
 from tests import PROJECT
 from tests.processes import run, run_python
+from tests.repositories import write_files
 
 LIVE = os.environ.get("QUASAR_LIVE_FORK")
 
@@ -77,9 +78,7 @@ def test_only_unconditional_imports_are_recorded(tmp_path: Path) -> None:
         "fla/util.py": "from __future__ import annotations\nfrom collections import abc\n",
         "fla/never.py": "import never\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
     expected = {"certain.sub": set(), "two": {"a", "b", "c"}, "in_class": set()}
     assert find_imports(tmp_path, ["fla"]) == expected
     with pytest.raises(FileNotFoundError, match=r"fla\.gone"):

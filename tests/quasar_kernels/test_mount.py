@@ -12,6 +12,7 @@ import pytest
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.fla_package import lay_over_fla
 from tests.processes import run_python
+from tests.repositories import write_files
 from tests.small_fla import install_small_fla
 
 
@@ -85,14 +86,13 @@ def site(request, tmp_path):
     install_small_fla(folder)
     initial = folder / "fla/__init__.py"
     assert "extend_path" in initial.read_text()  # fla-core's: it merges all folders named fla
-    for name, text in (
-        ("layers/__init__.py", LAYERS),
-        ("layers/delta_net.py", f"import {request.param}\n\n\nclass DeltaNet:\n    pass\n"),
-        ("layers/quasar.py", "raise SystemExit('the other package has replaced the layer')\n"),
-        ("models/__init__.py", MODELS),
-    ):
-        (folder / "fla" / name).parent.mkdir(exist_ok=True)
-        (folder / "fla" / name).write_text(text)
+    files = {
+        "layers/__init__.py": LAYERS,
+        "layers/delta_net.py": f"import {request.param}\n\n\nclass DeltaNet:\n    pass\n",
+        "layers/quasar.py": "raise SystemExit('the other package has replaced the layer')\n",
+        "models/__init__.py": MODELS,
+    }
+    write_files(folder / "fla", files)
     return folder, request.param == "sys"
 
 

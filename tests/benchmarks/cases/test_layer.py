@@ -15,6 +15,7 @@ from harness.measuring.runner import MeasurementError
 from quasar_kernels.contract import OVERLAY
 from tests.benchmarks.runs import run_of
 from tests.harness.samples import environment, make_correctness, make_sample
+from tests.repositories import write_files
 
 CALLS: list[tuple[int, bool, bool]] = []
 SHORT, LONG = make_correctness(longest=512), make_correctness(longest=65536)
@@ -95,10 +96,8 @@ def test_a_small_card_is_timed_and_checked_at_the_lengths_that_fit() -> None:
 @pytest.fixture
 def fork(tmp_path: Path) -> Path:
     """Make a fork whose layer and operator have the paths of the public fork."""
-    for file in ("ops/quasar/chunk.py", "ops/quasar/gate.py", "layers/quasar.py", "utils.py"):
-        path = tmp_path / "fork" / "fla" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# the fork's {file}")
+    files = "ops/quasar/chunk.py", "ops/quasar/gate.py", "layers/quasar.py", "utils.py"
+    write_files(tmp_path / "fork/fla", {file: f"# the fork's {file}" for file in files})
     return tmp_path / "fork"
 
 

@@ -41,19 +41,15 @@ def test_hooks_on_all_submodules_are_called_and_change_no_result(make):
     torch.manual_seed(0)
     block, x = make(), torch.randn(1, 13, WIDTH)
     bounds = torch.tensor([0, 4, 4, 13])
-    plain = call(block, x)[0], call(block, x, cu_seqlens=bounds)[0], in_parts(block, x)
-    seen = set()
+    runs = [
+        lambda: call(block, x)[0],
+        lambda: call(block, x, cu_seqlens=bounds)[0],
+        lambda: in_parts(block, x),
+    ]
+    plain, seen = [run() for run in runs], set()
     for name, module in block.named_modules():
         module.register_forward_hook(lambda module, args, y, name=name: seen.add(name))
-    for run, wanted in zip(
-        (
-            lambda: call(block, x)[0],
-            lambda: call(block, x, cu_seqlens=bounds)[0],
-            lambda: in_parts(block, x),
-        ),
-        plain,
-        strict=True,
-    ):
+    for run, wanted in zip(runs, plain, strict=True):
         seen.clear()
         assert relative_rms(run(), wanted.double()) <= 1e-5
         called = {n for n, m in block.named_modules() if not isinstance(m, CONTAINERS)}

@@ -148,12 +148,17 @@ def test_finish_reads_the_rest_before_it_is_overwritten(captured):
         assert [one[0], none, two[0], square[0]] == [n + 1, None, n + 2, -n * n]
 
 
-def test_long_inputs_and_calls_without_an_owner_are_launched(captured):
-    launched, owner = LAUNCHED, Owner()
+def test_long_inputs_calls_without_an_owner_and_other_allocators_are_launched(
+    captured, monkeypatch
+):
+    owner = Owner()
     for _ in range(3):
         call(owner, 5, max_elements=4)
         call(None, 4, max_elements=4)
-    assert len(launched) == 6
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    for _ in range(3):
+        call(owner)
+    assert len(LAUNCHED) == 9
     assert not captured
 
 
@@ -187,12 +192,3 @@ def test_tensors_without_ownership_have_the_same_address_and_layout():
     assert (same.data_ptr(), same.dtype, same.stride()) == (x.data_ptr(), x.dtype, x.stride())
     assert torch.equal(same, x)
     assert same.untyped_storage()._cdata != x.untyped_storage()._cdata  # another owner
-
-
-def test_with_other_allocators_calls_are_launched(captured, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
-    owner, launched = Owner(), LAUNCHED
-    for _ in range(4):
-        assert call(owner) == 1
-    assert len(launched) == 4
-    assert not captured
