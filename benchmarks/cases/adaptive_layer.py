@@ -1,9 +1,9 @@
-"""Training steps of the adaptive layer on this GPU, beside the same layer of fla's modules.
+"""Training steps of the adaptive layer on this GPU, and of the same layer made of fla's modules.
 
     python -m benchmarks adaptive_layer --out benchmarks/h200/adaptive-layer.json
 
-`ours` is `AdaptiveQuasarAttention`, the baseline the same formula with fla's modules and fla's
-`chunk_delta_rule`; each runs in a fresh process. Ours is checked first against float64.
+`ours` is `AdaptiveQuasarAttention`, and is first checked against float64. The baseline computes the
+same formula with fla's modules and fla's `chunk_delta_rule`. Each runs in a fresh process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.cases.layer_calls import DEVICE, gradient_errors, inputs, output, step
+from benchmarks.cases.layer_calls import (
+    DEVICE,
+    gradient_errors,
+    inputs,
+    output,
+    shape_label,
+    step,
+)
 from benchmarks.engine import clocks, processes, tuning
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Row, Run, start
@@ -41,11 +48,7 @@ class Shape(NamedTuple):
     sequences: int = 1
 
     def label(self) -> str:
-        packed = f", packed in {self.sequences}" if self.sequences > 1 else ""
-        return (
-            f"{self.hidden_size:,} wide, {self.heads} x {self.head_dim}, "
-            f"{self.batch} x {self.tokens:,}{packed}"
-        )
+        return shape_label(*self[:5]) + f", packed in {self.sequences}" * (self.sequences > 1)
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         """Return an input and the gradient of the output."""
@@ -70,7 +73,7 @@ STEP_MS, FORWARD_MS, FIRST_SECONDS = 3.6, 1.2, 5.0
 LEADS = {MODEL: 3.0, SHAPES[-1]: 2.0}
 """Least speed-up of a step over the baseline."""
 APART = 1.1
-"""Largest time of a step of batched or packed tokens, relative to one sequence."""
+"""Longest step with batched or packed tokens, relative to one with a single sequence."""
 OUTPUT_ERROR, GRADIENT_ERROR, FP32_ERROR = 8e-3, 1.5e-2, 1e-5
 CHECKED_TOKENS = 3000
 CALLS, WARM = 50, 10
@@ -230,7 +233,7 @@ def limits(run: Run) -> Iterator[Criterion]:
     yield Criterion(f"forward pass, {MODEL.label()}, ms", forward, FORWARD_MS)
     for shape in SHAPES[1:3]:
         what = f"training step, {shape.label()}, relative to one sequence"
-        yield Criterion(what, ms(rows.get(shape), "step_ms") / model, APART, digits=".2f")
+        yield Criterion(what, ms(rows.get(shape), "step_ms") / model, APART)
     for shape, row in rows.items():
         if "baseline" not in row.by:
             continue
@@ -240,12 +243,12 @@ def limits(run: Run) -> Iterator[Criterion]:
         if shape in LEADS:
             ratio = row.ratio("step_ms", "baseline", "ours") or 0
             what = f"{label}, times the baseline's speed"
-            yield Criterion(what, ratio, LEADS[shape], True, digits=".2f")
+            yield Criterion(what, ratio, LEADS[shape], True)
     for entry in run.table("errors"):
         half = entry.of["dtype"] == "bfloat16"
         for name, limit in (("output", OUTPUT_ERROR), ("gradient", GRADIENT_ERROR)):
             chosen = [e for n, e in entry.errors.items() if (n == "y") == (name == "output")]
             what = f"{entry.of['dtype']}, worst {name}, relative RMS"
-            yield Criterion(what, max(chosen), limit if half else FP32_ERROR, digits=".1e")
+            yield Criterion(what, max(chosen), limit if half else FP32_ERROR)
     for entry in run.table("first"):
         yield Criterion("first step, s", entry.figures["seconds"], FIRST_SECONDS)

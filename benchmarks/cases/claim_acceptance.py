@@ -1,10 +1,10 @@
-"""The harness on this GPU: the cycle's times, validators' runs of the claim, and agreement.
+"""A miner's measurement on this GPU, and validators' runs that test its claim.
 
     python -m benchmarks claim_acceptance --fork PATH --out benchmarks/h200/acceptance.json
 
-PATH is a checkout of the public fork. The claim is measured twice, with the miner's code: once
-completely, and once confirmed by a single run. Then validator_loop.py, which is independent of the
-harness, runs in fresh processes: at the target, and at other lengths that the harness has measured.
+PATH is a checkout of the public fork. The miner's code measures a claim completely, and then
+confirms it by a single run; both are timed. Then validator_loop.py, which is independent of the
+harness, runs in fresh processes at the target, and at other lengths that the harness has measured.
 This takes about seven minutes on an H200. The exit status is 1 if a limit is missed.
 """
 
@@ -39,8 +39,8 @@ TARGET, RUNS = 1_000_000, 20
 COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
 COMPARED_RUNS = 14
-"""Number of a validator's runs at such a length. With five runs, the medians would differ by 1% in
-10% of cases."""
+"""Number of a validator's runs at such a length. With five runs, the medians of equal speeds would
+differ by 1% in 10% of cases."""
 
 
 def validator_runs(
@@ -88,7 +88,7 @@ def sampler_of(tree: Path, machine: Environment) -> Sampler:
 
 
 def judge(tree: Path, run: Run) -> Run:
-    """Measure, derive the claim, compare both with validator_loop.py; add the results to a run."""
+    """Measure, derive the claim, test both by validator_loop.py; return the run with results."""
     began = time.monotonic()
     machine = probe()
     at_once = processes_at_once(machine)
@@ -118,7 +118,7 @@ def judge(tree: Path, run: Run) -> Run:
             figures={
                 "harness": median(m.tokens_per_sec for m in sampler.of(n)),
                 "validator": median(speeds[n]),
-                # of the loop, until the host was done
+                # of the loop, until the last call had returned
                 "host_share": max((m.host_seconds or 0) / m.elapsed_seconds for m in sampler.of(n)),
                 **_cold_ms(sampler, n),
             },
@@ -165,7 +165,6 @@ def limits(run: Run) -> list[Criterion]:
             abs(entry.figures["harness"] / entry.figures["validator"] - 1),
             0.01,
             scale=100,
-            digits=".2f",
         )
         for entry in run.table("agreement")
     ]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 Seconds = NDArray[np.float64]
 
 HOST_BUSY = 1.517
-"""Duration of a run on a busy host, as a multiple of an undisturbed one. It was measured with two
-processes at 65,536 tokens."""
+"""Duration of a run on a busy host, as a multiple of an undisturbed run's: of two processes at
+65,536 tokens."""
 
 
 class Runs(NamedTuple):
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
     Attributes:
         healthy: an undisturbed GPU has this noise, so the claim must stay near the median.
         draw: returns runs `[trials, runs]` in the order of their measurement.
-        later: returns a number of runs of a validator.
+        later: returns so many runs of a validator.
     """
 
     name: str
@@ -51,19 +51,19 @@ def _alike(
 
 
 def _gaussian(deviation: float, *, healthy: bool = False) -> Shape:
-    def factors(generator: Generator, size: tuple[int, int]) -> Seconds:
-        return np.exp(generator.normal(0, deviation, size))
-
-    return _alike(f"Gaussian, deviation {deviation:.1%}", factors, healthy=healthy)
+    return _alike(
+        f"Gaussian, deviation {deviation:.1%}",
+        lambda generator, size: np.exp(generator.normal(0, deviation, size)),
+        healthy=healthy,
+    )
 
 
 def _power_limit(range_: float) -> Shape:
     """Uniform in a range: the power limit lowers the clock at a random moment of each run."""
-
-    def factors(generator: Generator, size: tuple[int, int]) -> Seconds:
-        return 1 / (1 + generator.uniform(-range_ / 2, range_ / 2, size))
-
-    return _alike(f"power limit, anywhere within {range_:.1%}", factors)
+    return _alike(
+        f"power limit, anywhere within {range_:.1%}",
+        lambda generator, size: 1 / (1 + generator.uniform(-range_ / 2, range_ / 2, size)),
+    )
 
 
 def _heavy(scale: float, *, one_sided: bool) -> Shape:
@@ -143,7 +143,6 @@ SHAPES = (
     _heavy(0.004, one_sided=False),
     _heavy(0.004, one_sided=True),
 )
-"""The second shape's deviation of 0.8% was measured with undisturbed pairs of runs of 262,144
-tokens and more on an H200. In three reports, 20 processes of a million tokens reached the GPU's
-power limit, and their times ranged over 6 to 10%. The busy host is the pair at 65,536 tokens of the
-same report."""
+"""On an H200, undisturbed pairs of runs of 262,144 tokens and more had a deviation of 0.8%, that of
+the second shape. In three reports, 20 processes of a million tokens reached the GPU's power limit,
+and their times ranged over 6 to 10%."""

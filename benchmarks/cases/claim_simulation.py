@@ -2,9 +2,9 @@
 
     python -m benchmarks claim_simulation --out benchmarks/honesty.json
 
-Each trial draws a miner's runs from one noise distribution, uses the first ones that the miner's
-rule needs, and derives the claim with `harness.claim`. One run of a validator refutes the claim if
-it is below ACCEPTED_SHARE of it. A million draws resolve a chance of one in 100,000.
+Each trial draws a miner's runs from one noise distribution, uses as many of the first ones as the
+miner would, and derives the claim with `harness.claim`. A validator's run refutes the claim if it
+is below ACCEPTED_SHARE of it. A million draws resolve a chance of one in 100,000.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNDISTURBED = 1e8
 """Tokens/s of a run with a relative time of 1; the figures do not depend on it."""
 
 MIN_RUNS = 3
-"""Fewest runs of a claim here; a miner takes at least 5 (`harness.measuring.plan`)."""
+"""Fewest runs of a claim in a trial; a miner takes at least 5 (`harness.measuring.plan`)."""
 TRIALS = 4000
 """Claims of each shape."""
 DRAWS = 1_000_000
@@ -114,8 +114,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 def limits(run: Run) -> list[Criterion]:
     entries = run.table("shapes")
     refuted = [
-        Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], MAX_REFUTED, digits=".1e")
-        for e in entries
+        Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], MAX_REFUTED) for e in entries
     ]
     return refuted + [
         Criterion(f"{e.of['shape']}: claim / median", e.figures["ratio"], MIN_RATIO, True)

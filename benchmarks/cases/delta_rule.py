@@ -62,12 +62,12 @@ LEADS: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward and backward", MIDDLE): 3,
     (GATED, "forward and backward", BATCHED): 1,
 }
-"""Least speed-up of CUDA over fla, by graph replay and, if both were timed that way, from rest."""
+"""Least speed-up of CUDA over fla, by graph replay and, if both were timed so, from rest."""
 BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward", WIDE_BATCHED): 1 / 1.5,
     (GATED, "forward and backward", WIDE): 1 / 1.5,
 }
-"""Least speed of CUDA as a share of the fastest other library's, by graph replay."""
+"""Least accepted speed of CUDA over that of the fastest other library, by graph replay."""
 MAX_MS: dict[tuple[Rule, Way, Shape], float] = {
     (PLAIN, "forward", LONG): 1.3,
     (GATED, "forward", WIDE): 0.45,
@@ -159,7 +159,7 @@ def rest(x: Inputs) -> Inputs:
 
 
 def step(name: str, function: Callable[..., Any], x: Inputs, state: Tensor) -> Tensor:
-    """Decode one token: our functions update the state in place, fla's writes a new one."""
+    """Decode one token; fla writes a new state, this project's functions update it in place."""
     keep = {"output_final_state": True} if name == FLA else {"inplace_state": True}
     o: Tensor = function(x["q"], x["k"], x["v"], initial_state=state, **rest(x), **keep)[0]
     return o

@@ -1,10 +1,10 @@
-"""The gated delta rule at FlashQLA's shapes, and packed and batched sequences, in training.
+"""Training with the gated delta rule, at FlashQLA's shapes and with packed and batched sequences.
 
     python -m benchmarks delta_rule_training --out benchmarks/h200/delta-rule-training.json
 
 `cuda` is quasar_kernels.delta_rule. FlashQLA and FlashInfer are measured if they are installed.
---earlier FILE adds the times of another commit, which the same command measured in its tree just
-before on the same GPU, as `earlier`.
+--earlier FILE adds, as `earlier`, the times of another commit. Measure FILE by the same command in
+that commit's tree, just before and on the same GPU.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module, metadata
 from multiprocessing import get_context
 from threading import BrokenBarrierError
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,13 +45,6 @@ everything, used the GPU and drawn its inputs; 16 cores for the compilers. One s
 decoding. First: seconds until the results of the first call. Host: milliseconds until the calls \
 return, median of {CALLS}, with an idle GPU at the start. Wall: until their results, likewise. \
 GPU: milliseconds of a CUDA graph's replay."""
-
-
-class Case(NamedTuple):
-    """A public function with its inputs."""
-
-    make: partial[Callable[[], Any]]  # returns a call
-    first_seconds: float  # the limit of the first call
 
 
 def _operator(
@@ -106,53 +99,40 @@ def _module(width: int, name: str, module: str, **options: Any) -> Callable[[], 
 _RULE, _OPS, _BLOCKS = "quasar_kernels.delta_rule", "fla.ops.quasar", "quasar_kernels.blocks"
 _NORM = {"use_qk_l2norm_in_kernel": True}
 _LAYERS = "fla.layers.quasar"
-CASES = {
-    DELTA: Case(
-        partial(_operator, _RULE, "chunk_delta_rule", (1, TOKENS, 12, 128), BF16, "beta", **_NORM),
-        3,
+CASES: dict[str, partial[Callable[[], Any]]] = {
+    DELTA: partial(
+        _operator, _RULE, "chunk_delta_rule", (1, TOKENS, 12, 128), BF16, "beta", **_NORM
     ),
-    "delta rule, 8 x 96, fp16": Case(
-        partial(_operator, _RULE, "chunk_delta_rule", (1, TOKENS, 8, 96), FP16, "beta", **_NORM), 5
+    "delta rule, 8 x 96, fp16": partial(
+        _operator, _RULE, "chunk_delta_rule", (1, TOKENS, 8, 96), FP16, "beta", **_NORM
     ),
-    "delta rule, 8 x 64, fp32": Case(
-        partial(_operator, _RULE, "chunk_delta_rule", (1, TOKENS, 8, 64), FP32, "beta", **_NORM), 5
+    "delta rule, 8 x 64, fp32": partial(
+        _operator, _RULE, "chunk_delta_rule", (1, TOKENS, 8, 64), FP32, "beta", **_NORM
     ),
-    GATED: Case(
-        partial(
-            _operator, _RULE, "chunk_gated_delta_rule", (1, TOKENS, 12, 128), BF16, "beta", "g",
-            **_NORM,
-        ),
-        5,
+    GATED: partial(
+        _operator, _RULE, "chunk_gated_delta_rule", (1, TOKENS, 12, 128), BF16, "beta", "g", **_NORM
     ),
-    "gated delta rule, decoding, 12 x 128": Case(
-        partial(
-            _operator, _RULE, "fused_recurrent_gated_delta_rule", (64, 1, 12, 128), BF16, "beta",
-            "g", training=False, **_NORM,
-        ),
-        5,
+    "gated delta rule, decoding, 12 x 128": partial(
+        _operator, _RULE, "fused_recurrent_gated_delta_rule", (64, 1, 12, 128), BF16, "beta", "g",
+        training=False, **_NORM,
     ),
-    "chunk_quasar, 8 x 64": Case(
-        partial(_operator, f"{_OPS}.chunk", "chunk_quasar", (1, TOKENS, 8, 64), BF16), 5
+    "chunk_quasar, 8 x 64": partial(
+        _operator, f"{_OPS}.chunk", "chunk_quasar", (1, TOKENS, 8, 64), BF16
     ),
-    "fused_recurrent_quasar, decoding, 8 x 64": Case(
-        partial(
-            _operator, f"{_OPS}.fused_recurrent", "fused_recurrent_quasar", (64, 1, 8, 64), BF16,
-            training=False,
-        ),
-        5,
+    "fused_recurrent_quasar, decoding, 8 x 64": partial(
+        _operator, f"{_OPS}.fused_recurrent", "fused_recurrent_quasar", (64, 1, 8, 64), BF16,
+        training=False,
     ),
-    "QuasarAttention, 512 channels": Case(
-        partial(_module, 512, "QuasarAttention", _LAYERS, head_dim=64, num_heads=8), 5
+    "QuasarAttention, 512 channels": partial(
+        _module, 512, "QuasarAttention", _LAYERS, head_dim=64, num_heads=8
     ),
-    "QuasarAttention, 768 channels": Case(
-        partial(_module, 768, "QuasarAttention", _LAYERS, head_dim=64, num_heads=12), 5
+    "QuasarAttention, 768 channels": partial(
+        _module, 768, "QuasarAttention", _LAYERS, head_dim=64, num_heads=12
     ),
-    "RWKV6TimeMixing, 512 channels": Case(
-        partial(_module, 512, "RWKV6TimeMixing", _BLOCKS, heads=8), 5
-    ),
-    "Mamba2, 512 channels": Case(partial(_module, 512, "Mamba2", _BLOCKS, heads=16), 5),
+    "RWKV6TimeMixing, 512 channels": partial(_module, 512, "RWKV6TimeMixing", _BLOCKS, heads=8),
+    "Mamba2, 512 channels": partial(_module, 512, "Mamba2", _BLOCKS, heads=16),
 }  # fmt: skip
-"""The public functions by description."""
+"""Functions that return a call of a public function, by description."""
 BY_FLA = {
     DELTA: partial(
         _operator, "fla.ops.delta_rule", "chunk_delta_rule", (1, TOKENS, 12, 128), BF16, "beta",
@@ -160,6 +140,7 @@ BY_FLA = {
     )
 }  # fmt: skip
 """fla's own functions."""
+MAX_FIRST_SECONDS = {**dict.fromkeys(CASES, 5.0), DELTA: 3.0}
 MAX_WALL_MS = 0.9
 """Limit of the wall time of `DELTA`."""
 
@@ -179,9 +160,9 @@ def timed(name: str, by: str, ready: Any, turn: Any) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"QUASAR_CACHE_DIR": f"{folder}/q", "TRITON_CACHE_DIR": f"{folder}/t"}
         mount()
-        run = (BY_FLA if by == "fla" else {n: c.make for n, c in CASES.items()})[name]()
+        run = (BY_FLA if by == "fla" else CASES)[name]()
         _use_gpu()
-        with suppress(BrokenBarrierError):  # another process failed, which its entry says
+        with suppress(BrokenBarrierError):  # another process failed; its entry has the reason
             if ready is not None:
                 ready.wait(SECONDS)
         with turn or nullcontext():
@@ -189,7 +170,7 @@ def timed(name: str, by: str, ready: Any, turn: Any) -> dict[str, float]:
 
 
 def _use_gpu() -> None:
-    """Initialise what a process needs once, apart from this project: cuBLAS and autograd."""
+    """Initialise what a process needs once and is not this project's: cuBLAS and autograd."""
     x = torch.ones(512, 512, device=DEVICE, requires_grad=True)
     torch.autograd.backward((x @ x).sum())
     torch.cuda.synchronize()
@@ -237,6 +218,6 @@ def limits(run: Run) -> Iterator[Criterion]:
             yield Criterion(f"{name}, timed", False, True, True)
             continue
         first = entry.figures["first_s"]
-        yield Criterion(f"{name}, first call, s", first, CASES[name].first_seconds)
+        yield Criterion(f"{name}, first call, s", first, MAX_FIRST_SECONDS[name])
         if name == DELTA:
             yield Criterion(f"{name}, wall, ms", entry.figures["wall_ms"], MAX_WALL_MS)

@@ -49,9 +49,9 @@ SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}
 QUIET_SPEED = {512: 7e6, 1024: 12e6, 2048: 24e6}
 """The same on an idle host, for which the fastest of the processes counts."""
 OPS_SPEED = {1_000_000: 70e6}
-"""The same if only the operator is published, under the fork's own layer."""
+"""The same with the fork's own layer, if only the operator is published."""
 PEAK_BYTES = {1_000_000: 10e9}
-"""Most memory in that loop: a card of 24 GB then reaches a million tokens."""
+"""Most memory in that loop, so that a million tokens fit into a card of 24 GB."""
 FIRST_CALL_SECONDS = 10.0
 """Longest first call of a fresh process with empty kernel caches, at every length."""
 
@@ -70,7 +70,7 @@ def check_length(tree: Path, length: int, device: str) -> Check:
 
 
 def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
-    """Return the check of the next length, or of the longest; None if there are no checks.
+    """Return the check of `length` or the next longer one, else of the longest; None without any.
 
     Raises:
         MeasurementError: the check failed, or returned no result.
@@ -93,7 +93,7 @@ class Subject(NamedTuple):
 
 
 def time_process(subject: Subject, length: int, process: int, gpu_lock: Path, device: str) -> Entry:
-    """Time one length in a fresh process; the first one of a length may have empty caches."""
+    """Time one length in a fresh process; a length's first process may have empty caches."""
     name, folder, plan, checks = subject
     of = {"tokens": length, "process": process}
     cold = process == 0 and length in plan.cold
@@ -123,9 +123,9 @@ def time_trees(
 ) -> Iterator[tuple[str, list[Entry]]]:
     """Time trees at the lengths of their plans, in rounds of processes that start together.
 
-    The processes of all trees use the GPU one after the other. A length that fails once is
-    excluded from the tree's next rounds, with its earlier processes. After each process, yield its
-    tree and all entries of this tree so far.
+    The processes of all trees use the GPU one after the other. If a length fails, the tree is not
+    timed at it again, and its earlier entries are dropped. After each process, yield its tree and
+    all entries of this tree so far.
     """
     entries: dict[str, list[Entry]] = {subject.name: [] for subject in subjects}
 
@@ -204,16 +204,16 @@ def tree_limits(layer: Run, ops: Run) -> Iterator[Criterion]:
         for tokens, limit in least.items():
             speed = median(entry.figures["tokens_per_sec"] for entry in by_length(run)[tokens])
             what = f"{tokens:,} tokens, `{scope}` scope, M tokens/s"
-            yield Criterion(what, speed, limit, True, 1e-6, ".1f")
+            yield Criterion(what, speed, limit, True, 1e-6)
     lengths = by_length(layer)
     for tokens, limit in QUIET_SPEED.items():
         fastest = max(entry.figures["tokens_per_sec"] for entry in lengths[tokens])
         what = f"{tokens:,} tokens, `layer` scope, fastest process, M tokens/s"
-        yield Criterion(what, fastest, limit, True, 1e-6, ".1f")
+        yield Criterion(what, fastest, limit, True, 1e-6)
     for tokens, most in PEAK_BYTES.items():
         peak = max(entry.figures["vram_mb"] for entry in lengths[tokens]) * 2**20
-        yield Criterion(f"{tokens:,} tokens, peak memory, GB", peak, most, False, 1e-9, ".2f")
+        yield Criterion(f"{tokens:,} tokens, peak memory, GB", peak, most, False, 1e-9)
     every = [entry for processes in lengths.values() for entry in processes]
     cold = [x.figures["first_call_seconds"] for x in every if x.texts["cache"] == "cold"]
     what = "slowest first call with empty caches, s"
-    yield Criterion(what, max(cold), FIRST_CALL_SECONDS, digits=".1f")
+    yield Criterion(what, max(cold), FIRST_CALL_SECONDS)

@@ -228,14 +228,14 @@ options = commands.fork_option
 def limits(run: Run) -> Iterator[Criterion]:
     for entry in run.table("outputs"):
         where, of = f"{entry.of['tokens']:,} tokens, output against float64", entry.figures
-        yield Criterion(f"{where}, relative RMS", entry.errors["y"], OUTPUT_ERROR, digits=".1e")
-        yield Criterion(f"{where}, cosine", of["cosine"], OUTPUT_COSINE, True, digits=".6f")
+        yield Criterion(f"{where}, relative RMS", entry.errors["y"], OUTPUT_ERROR)
+        yield Criterion(f"{where}, cosine", of["cosine"], OUTPUT_COSINE, True)
         difference = of["max_difference"]
         yield Criterion(f"{where}, largest difference", difference, OUTPUT_DIFFERENCE)
     for entry in run.table("gradients"):
         worst, error = entry.worst()
         what = f"{entry.of['tokens']:,} tokens, worst gradient (`{worst}`), relative RMS"
-        yield Criterion(what, error, GRADIENT_ERROR, digits=".1e")
+        yield Criterion(what, error, GRADIENT_ERROR)
     yield from _behaviour(run)
 
 
@@ -243,13 +243,13 @@ def _behaviour(run: Run) -> Iterator[Criterion]:
     (decoding,), (exchange,) = run.table("decoding"), run.table("exchange")
     what = f"{decoding.of['decoded']} tokens decoded after {decoding.of['prefill']:,}"
     apart = decoding.errors["apart"]
-    yield Criterion(f"{what} against one call, relative RMS", apart, OUTPUT_ERROR, digits=".1e")
+    yield Criterion(f"{what} against one call, relative RMS", apart, OUTPUT_ERROR)
     for what, name in (
         ("public layer with our weights, loaded strictly", "ours in public"),
         ("our layer with the public one's weights, loaded strictly", "public in ours"),
     ):
         error = exchange.errors[name]
-        yield Criterion(f"{what}, relative RMS", error, EXCHANGE_ERROR, digits=".1e")
+        yield Criterion(f"{what}, relative RMS", error, EXCHANGE_ERROR)
     unequal = sum(not entry.figures["reruns_equal"] for entry in run.table("outputs"))
     yield Criterion("lengths at which three calls differ in a bit", unequal, 0)
     long_runs = run.table("long runs")
@@ -258,4 +258,4 @@ def _behaviour(run: Run) -> Iterator[Criterion]:
     for entry in long_runs:
         if "slices" in entry.errors:
             what = f"{entry.of['tokens']:,} tokens in slices against one call, relative RMS"
-            yield Criterion(what, entry.errors["slices"], OUTPUT_ERROR, digits=".1e")
+            yield Criterion(what, entry.errors["slices"], OUTPUT_ERROR)

@@ -17,8 +17,16 @@ Exact = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """Returns the layer's output in float64 for weights by name and an input."""
 
 
+def shape_label(hidden_size: int, heads: int, head_dim: int, batch: int, tokens: int) -> str:
+    """Return the name of a layer's size and its input's."""
+    return f"{hidden_size:,} wide, {heads} x {head_dim}, {batch} x {tokens:,}"
+
+
 def inputs(batch: int, tokens: int, hidden_size: int) -> tuple[Tensor, Tensor]:
-    """Return an input `[B, T, hidden_size]` that needs a gradient, and the output's, in bf16."""
+    """Return an input that needs a gradient, and a bf16 gradient of the output.
+
+    Both are `[B, T, hidden_size]`.
+    """
     x, dy = (torch.randn(batch, tokens, hidden_size, device=DEVICE) for _ in range(2))
     return x.requires_grad_(), dy.bfloat16()
 

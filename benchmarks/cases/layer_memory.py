@@ -1,4 +1,4 @@
-"""The layer's peak memory by length: recorded calls, calls without gradients, training steps.
+"""The layer's peak memory by length, in recorded calls, calls without gradients, training steps.
 
     python -m benchmarks layer_memory --out benchmarks/h200/layer-memory.json
 

@@ -1,10 +1,10 @@
-"""Forward passes and training steps of the layer on this GPU, of this project and the baseline.
+"""Forward passes and training steps on this GPU, of this project's layer and the baseline.
 
     python -m benchmarks layer_training --fork PATH --out benchmarks/h200/layer-training.json
 
-PATH is a checkout of the public fork. `ours` is the overlay, the baseline the fork's layer over
-fla's delta rule; each runs in a fresh process, one after the other. The overlay is checked first:
-gradients against float64, and two steps bit for bit.
+PATH is a checkout of the public fork. `ours` is the overlay. The baseline is the fork's layer with
+fla's delta rule as operator. Each runs in a fresh process, one after the other. The overlay is
+checked first: its gradients against float64, and two steps for equal bits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.cases.layer_calls import (
     gradient_errors,
     inputs,
     output,
+    shape_label,
     step,
 )
 from benchmarks.cases.trees import TREES, make_tree
@@ -50,10 +51,7 @@ class Shape(NamedTuple):
         return inputs(self.batch, self.tokens, self.hidden_size)
 
     def label(self) -> str:
-        return (
-            f"{self.hidden_size:,} wide, {self.num_heads} x {self.head_dim}, "
-            f"{self.batch} x {self.tokens:,}"
-        )
+        return shape_label(*self)
 
 
 SHAPES = (
@@ -69,7 +67,7 @@ LEADS = {
     "step_ms": {512: 2.5, 1024: 2.5, 2048: 2.0},
     "forward_ms": {512: 2.5, 1024: 3.3, 2048: 2.0},
 }
-"""Least speed-up over the baseline by the layer's width: of a step, and of a forward pass that
+"""Least speed-up over the baseline, by the layer's width, of a step and of a forward pass that
 records gradients."""
 
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
@@ -77,7 +75,7 @@ IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 RUN_MS = 100
 """Least duration of a run of steps, so that its start and end have little effect."""
 CHECKED_TOKENS = 2500
-"""Tokens of each of two sequences; their gradients are compared with float64."""
+"""Tokens of each of two sequences for which gradients are compared with float64."""
 
 PROTOCOL = """\
 A forward pass records gradients. A step is the layer's forward and backward pass under bf16 \
@@ -170,15 +168,15 @@ def limits(run: Run) -> Iterator[Criterion]:
             lead = row.ratio(figure, "baseline", "ours") or 0
             least = LEADS[figure][shape.hidden_size]
             label = f"{what}, {shape.label()}, times the baseline's speed"
-            yield Criterion(label, lead, least, True, digits=".2f")
+            yield Criterion(label, lead, least, True)
     for row, shape in rows:
         overlay, baseline = memory(row, "ours"), memory(row, "baseline")
         what = f"training step, {shape.label()}, memory, GB"
-        yield Criterion(what, overlay, baseline, scale=1e-9, digits=".2f")
+        yield Criterion(what, overlay, baseline, scale=1e-9)
     for entry in run.table("gradients"):
         tensor, error = entry.worst()
         label = Shape(**entry.of).label()  # type: ignore[arg-type]
         what = f"training step, {label}, worst gradient (`{tensor}`), relative RMS"
-        yield Criterion(what, error, GRADIENT_ERROR, digits=".1e")
+        yield Criterion(what, error, GRADIENT_ERROR)
     unequal = sum(not row.figure("ours", "reruns_equal") for row, _ in rows)
     yield Criterion("training steps with a rerun that differs in a bit", unequal, 0)

@@ -2,10 +2,9 @@
 
     python -m benchmarks operator --out benchmarks/h200/operator.json [--quick]
 
-The case measures speed, accuracy against float64, the gain of stopping early, memory and decoding.
-`triton` and `cuda` are this project's operator with
-QUASAR_BACKEND of that name; `baseline` is fla's delta rule with the step size. --quick omits the
-baseline.
+The case measures speed, accuracy against float64, memory, decoding, and what early stops of pass 1
+gain. `triton` and `cuda` are this project's operator with QUASAR_BACKEND of that name; `baseline`
+is fla's delta rule with the step size. --quick omits the baseline.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
 CUDA's errors must also be at most Triton's, in the same run and at every length.
 """
 SEARCH_COST = 1.05
-"""Longest accepted time of a call with early stops, over its time without them. Where no head can
+"""Longest accepted time of a call with early stops, over its time without them: if no head can
 stop, the checks only cost time."""
 MEMORY_TIMES_OUTPUT = 1.2
 

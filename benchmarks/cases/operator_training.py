@@ -47,8 +47,8 @@ MAX_MS = {Shape(1, 16_384, 8, 64): 0.28, Shape(1, 1_000_000, 8, 64): 9.0}
 LEADS = {"triton": 0.85, "cuda": 2.5}
 """Least speed-up of forward and backward over the baseline, at every shape.
 
-Triton is used where CUDA cannot be. It is slower than the baseline at one shape: a batch with heads
-of 128.
+Triton runs where CUDA cannot. At one shape, a batch with heads of 128, it is slower than the
+baseline.
 """
 
 PROTOCOL = f"""\

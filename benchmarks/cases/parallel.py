@@ -4,8 +4,8 @@
         torchrun --nproc_per_node 4 -m benchmarks parallel --out benchmarks/h200x4/parallel.json
 
 Each process drives one GPU and holds a slice of the sequence. With four processes, groups of two
-and of four are timed. Without the environment variable, fragmentation keeps the second step of the
-longest call from allocating its memory.
+and of four are timed. The environment variable prevents fragmentation, because of which the second
+step of the longest call would run out of memory.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ def replayed_ms(call: Callable[[], object], times: int) -> float:
 
 @functools.cache
 def group_of(gpus: int) -> Any:
-    """Return this rank's group of so many ranks; all ranks must call it."""
+    """Return this rank's group of `gpus` ranks; all ranks must call it."""
     return dist.new_subgroups(gpus)[0]  # type: ignore[no-untyped-call]
 
 
 def context_of(tokens: int, group: Any, taps: int | None = None) -> Any:
     """Return the context of one sequence with about `tokens` on each rank, in whole tiles.
 
-    Without a group, one GPU computes alone, and the context is None.
+    It is None without a group, when one GPU computes alone.
     """
     from fla.ops.quasar.parallel.context import build_cp_context
 
@@ -202,8 +202,7 @@ def layer_calls(tokens: int, group: Any) -> Mapping[str, Callable[[], Any]]:
 def times(table: str, made_for: Callable[[int, Any], Any], repeats: int) -> Iterator[Entry]:
     """Time the calls that `made_for(tokens, group)` returns, on one GPU and on groups of GPUs.
 
-    A million tokens are on each GPU, or in all, or a quarter of a million on each: the share of one
-    of four GPUs.
+    Each GPU has a million tokens, its share of a million, or a quarter of a million.
     """
     world = dist.get_world_size()
     for gpus in (n for n in range(1, world + 1) if world % n == 0):
@@ -285,7 +284,7 @@ def differences(x: Sequence[Tensor], share: int) -> tuple[dict[str, float], bool
 
 
 def measure_terms() -> Iterator[Entry]:
-    """Time the fold of the maps of eight ranks, and count the bytes that ranks exchange."""
+    """Time how a rank combines the maps of eight ranks, and count the bytes that ranks exchange."""
     from fla.ops.quasar.operator_types import ScanInputs
     from fla.ops.quasar.parallel import chunks
     from fla.ops.quasar.parallel.context import place_of
@@ -353,8 +352,8 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 def comparisons(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the milliseconds of each timed call on one GPU and on each number of GPUs.
 
-    `each` is of a million tokens on each GPU, `shared` of a million in all, and `quarter` of a
-    quarter of a million on each. `host` and `replayed` are of the latter's forward pass.
+    `each` is with a million tokens on each GPU, `shared` with a million in all, and `quarter` with
+    250,000 on each. `host` and `replayed` are times of the forward pass with 250,000 on each.
     """
     for table in ("layer", "operator", "gated"):
         found = {

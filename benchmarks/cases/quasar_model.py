@@ -4,8 +4,8 @@
     python -m benchmarks quasar_model --model DIR --out benchmarks/h200/quasar-model.json
 
 DIR has the model's code: `archs/quasar` of unarbos/teutonic, or other code with these names. On a
-CPU a small model with GLA layers replaced by identity is compared with the same model in float64,
-in which the layer's formula replaces the layer. On a GPU `ours` is the model with
+CPU, a small model is compared with the same model in float64 in which the layer's formula replaces
+the layer; GLA layers, which need a GPU, are identities in both. On a GPU `ours` is the model with
 `AdaptiveQuasarAttention`, and the baseline has fla's modules and delta rule in its place.
 """
 
@@ -62,9 +62,10 @@ PARTS = ("quasar", "gla", "dense", "moe", "head")
 ERRORS = {"float64": 1e-9, "float32": 1e-4}
 """Largest relative RMS errors of the logits and of each gradient."""
 LAYERS = 24
-"""Layers of the public model: so many sixths of the measured one, with the same head."""
+"""Layers of the public model: four times those of the measured one, with the same head."""
 GLA_SHARE = 0.1
-"""From this share of the public model's step on, GLA layers deserve kernels of their own."""
+"""Largest accepted share of GLA layers in the public model's step; beyond it, they should get
+kernels in this project."""
 
 PROTOCOL = """\
 Errors: a random model of six small layers, two rows of 80 tokens, random gradients of the \
@@ -92,7 +93,7 @@ def load_code(folder: Path) -> ModuleType:
 
 
 class Identity(nn.Module):
-    """In place of a GLA layer, which has no code for a CPU."""
+    """Replaces a GLA layer, which has no code for a CPU."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class Identity(nn.Module):
 
 
 def replace_gla() -> None:
-    """Let the model's code import identities as GLA layers, and no other part of fla."""
+    """Let the model's code import identities as GLA layers, and nothing else of fla."""
     names: dict[str, dict[str, Any]] = {
         "fla.layers.gla": {"GatedLinearAttention": Identity},
         "fla.models": {"__path__": []},
@@ -134,7 +135,7 @@ def quasar_blocks(model: Any) -> list[Any]:
 
 
 def gradients(model: Any, ids: Tensor, d_logits: Tensor) -> dict[str, Tensor]:
-    """Return the logits, and the gradient of each parameter that gets one, by name."""
+    """Return, by name, the logits and all parameters' gradients that exist."""
     logits = model(input_ids=ids).logits
     logits.backward(d_logits.to(logits.dtype))
     named = ((name, p.grad) for name, p in model.named_parameters())
@@ -194,7 +195,7 @@ def step(model: Any, ids: Tensor) -> Tensor:
 
 
 def part_times(model: Any, call: Callable[[], object]) -> dict[str, float]:
-    """Return the milliseconds of each part in one call, by events at its begins and ends."""
+    """Return the milliseconds of each part in one call, by events at each begin and end."""
     events: dict[str, list[Any]] = defaultdict(list)  # begin, end, begin, ...
 
     def mark(part: str) -> Callable[..., None]:
@@ -278,7 +279,7 @@ def limits(run: Run) -> Iterator[Criterion]:
     for entry in run.table("errors"):
         for name, error in entry.errors.items():
             what = f"{entry.of['dtype']}, {name}, relative RMS"
-            yield Criterion(what, error, ERRORS[str(entry.of["dtype"])], digits=".1e")
+            yield Criterion(what, error, ERRORS[str(entry.of["dtype"])])
     for row in run.rows("steps"):
         names = ("step_ms", "gla_ms", "head_ms")
         step_ms, gla_ms, head_ms = (row.figure("ours", name) or 0 for name in names)
@@ -286,4 +287,4 @@ def limits(run: Run) -> Iterator[Criterion]:
         share = groups * gla_ms / (groups * (step_ms - head_ms) + head_ms)
         what = f"GLA layers' share of a step of {LAYERS} layers (computed)"
         what = f"{what}, {row.of['tokens']:,} tokens"
-        yield Criterion(what, share, GLA_SHARE, digits=".3f")
+        yield Criterion(what, share, GLA_SHARE)

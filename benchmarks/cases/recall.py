@@ -1,4 +1,4 @@
-"""A model of QuasarAttention layers that learns to recall, trained in every way of docs/layer.md.
+"""A model of QuasarAttention layers learns to recall, in every way that docs/layer.md names.
 
     python -m benchmarks recall --out benchmarks/h200/recall.json
 
@@ -35,7 +35,7 @@ WAYS = {
     "ddp": "DistributedDataParallel",
     "fsdp": "FSDP2, bf16 parameters",
 }
-"""Names of the ways; all but the first run this project's kernels on a GPU."""
+"""Names of the ways to train; all but the first use this project's kernels on a GPU."""
 ON_SEVERAL_GPUS = ("ddp", "fsdp")
 
 ENOUGH = 0.995
@@ -69,7 +69,7 @@ SETTINGS = (
         ("fp32", "bf16", "compiled"),
     ),
 )
-"""Each task with how its models are trained, and in which ways."""
+"""Each task with the recipe and the ways of its trainings."""
 
 PROTOCOL = """\
 Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value, each \
@@ -175,4 +175,4 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 def limits(run: Run) -> Iterator[Criterion]:
     for entry in run.table("trainings"):
         what = f"recall over {entry.of['tokens']:,} tokens, {entry.by}"
-        yield Criterion(what, entry.figures["recall"], RECALL, at_least=True, digits=".4f")
+        yield Criterion(what, entry.figures["recall"], RECALL, at_least=True)

@@ -1,12 +1,12 @@
-"""Any forks beside this project's: speed, memory, errors, causality and gradients.
+"""Speed, memory, errors, causality and gradients of any forks and of this project's layer.
 
     python -m benchmarks rivals COMMIT=TREE ... --out benchmarks/h200/rivals.json
 
-TREE is a folder that holds a fork's `fla`; the name before it, best its commit, names its rows.
-This project's layer is measured in the same run, over the public fork with --fork PATH, otherwise
-over the installed fla. Workers import in parallel and are timed one after another; errors are
-computed afterwards, in parallel. A process that crashes, replaces the clock or exceeds --seconds
-gives a row with the reason. The code of every tree runs with your rights.
+TREE is a folder that holds a fork's `fla`; the name before it, for example its commit, is the name
+of its rows. This project's layer is measured in the same run, over the public fork with --fork
+PATH, otherwise over the installed fla. Workers import in parallel and are timed one after another;
+errors are computed afterwards, in parallel. If a process crashes, replaces the clock or exceeds
+--seconds, its row has the reason. The code of every tree runs with your rights.
 """
 
 from __future__ import annotations

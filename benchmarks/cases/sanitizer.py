@@ -5,9 +5,9 @@
 memcheck finds accesses out of bounds, racecheck races in shared memory, initcheck reads of
 uninitialised memory. Each tool runs pytest on every TEST (default: the folders of TESTS), all in
 parallel, and must also find the fault in a kernel of sanitizer_controls.cu. Some versions of
-racecheck misreport an mbarrier at which one lane arrives for its warp. If racecheck reports a
-correct kernel with such a barrier, it skips MISREPORTED. initcheck sees bulk copies from version
-2025.4 on; earlier versions report correct kernels on Hopper. The exit status is 1 unless every
+racecheck report false races at an mbarrier where one lane arrives for its warp. If racecheck
+reports a correct kernel with such a barrier, it is not run on MISREPORTED. Before version 2025.4,
+initcheck ignores bulk copies and reports false errors on Hopper. The exit status is 1 unless every
 tool finished without findings and all tests passed.
 """
 

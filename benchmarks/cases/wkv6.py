@@ -39,7 +39,8 @@ NAMES = (*OURS, CHUNK, RECURRENT)
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
-"""Number of first tokens that are compared: float64 autograd keeps all tensors."""
+"""Number of first tokens that are compared; more would not fit, as float64 autograd keeps all
+tensors."""
 RECURRENT_TOKENS = 16_384
 """Longest call of the kernels that work token by token."""
 LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5

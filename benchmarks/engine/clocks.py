@@ -16,8 +16,8 @@ from torch import Tensor
 Call = Callable[[], object]
 
 ROTATED_BYTES = 256 << 20
-"""Total bytes of the 4 to 64 copies of a state between which decoding alternates: more than any L2
-cache."""
+"""Total bytes of the 4 to 64 copies of a state that decoding uses in turn: more than any L2 cache
+holds."""
 
 CLOCKS = """\
 The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is timed. \
@@ -71,17 +71,7 @@ def replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
         for call in calls:
             call()
 
-    def replay(times: int) -> float:
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        for _ in range(times):
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) / times
-
-    yield replay
+    yield partial(events_ms, [graph.replay])
     graph.reset()
 
 
@@ -122,7 +112,7 @@ def graph_bytes() -> int:
 
 
 def free_workspaces() -> int:
-    """Free cuBLAS's workspaces, also those in the pools of CUDA graphs; return their bytes."""
+    """Free cuBLAS's workspaces, including those in CUDA graphs' pools; return their bytes."""
     before = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     return before - torch.cuda.memory_allocated()
@@ -136,10 +126,10 @@ def product_tflops(dtype: torch.dtype) -> float:
 
 
 def rested_ms(call: Call) -> float:
-    """Return the median milliseconds of one call in a CUDA graph on a rested GPU, as at validators.
+    """Return the median milliseconds of one call in a CUDA graph on a rested GPU.
 
-    After 0.3 s without work, three replays warm up and ten are timed, before the power limit lowers
-    the clocks.
+    After 0.3 s without work, three replays warm up and ten are timed. As in a validator's loop,
+    they end before the power limit lowers the clocks.
     """
     times = []
     with replayed([call]) as replay:
@@ -154,8 +144,8 @@ def rested_ms(call: Call) -> float:
 def eager_ms(calls: Call | Sequence[Call], least_ms: float = 10) -> float:
     """Return the median milliseconds of one launched call, by the host's clock.
 
-    Between two synchronisations, calls for about `least_ms` in all are launched, as in a loop over
-    layers or tokens, after a warm-up of 0.2 s.
+    After a warm-up of 0.2 s, calls for about `least_ms` are launched between two synchronisations,
+    as in a loop over layers or tokens.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
 
@@ -198,7 +188,7 @@ def _synchronize() -> None:
 
 
 def events_ms(calls: Sequence[Call], times: int) -> float:
-    """Return the mean milliseconds of a round of calls, by events on this GPU around all rounds."""
+    """Return the mean milliseconds of a round of all calls, over `times` rounds, by CUDA events."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(times):

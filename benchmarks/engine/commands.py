@@ -28,7 +28,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
 
     - `options(parser)` adds arguments.
     - `file_of(run, out)` returns the file of a run, if there are several.
-    - `limits(run)` yields criteria; or else `misses(run)` returns a line for each missed limit.
+    - `limits(run)` yields criteria, or `misses(run)` returns a line for each missed limit.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
@@ -61,7 +61,7 @@ def misses(case: ModuleType, run: Run) -> list[str]:
 
 def fork_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the option `--fork`, a checkout of the public fork."""
-    without = "" if required else "; without it, the installed fla, for this project's layer only"
+    without = "" if required else "; default: the installed fla, for this project's layer only"
     help = f"checkout of the public fork{without}"
     parser.add_argument("--fork", type=Path, required=required, help=help)
 

@@ -1,4 +1,4 @@
-"""Implementations of one function: compared with float64 at full length, then timed.
+"""Compares implementations of one function with float64 at full length, then times them.
 
 Inputs are tensors by name. Those of three or more dimensions are `[B, T, ...]`; the others are
 shared by all tokens.
@@ -94,7 +94,7 @@ def gradients(
 def results(
     function: Function, way: Way, x: Inputs, do: Tensor, parameters: Sequence[Tensor] = ()
 ) -> dict[str, Tensor]:
-    """Return the results of a call by tensor: the output, or the gradients as `gradients`."""
+    """Return a call's results by name: the output o, or the gradients of `gradients`."""
     return {"o": function(x)} if way == "forward" else gradients(function, x, do, parameters)
 
 
@@ -105,12 +105,8 @@ def only_first(do: Tensor, tokens: int) -> Tensor:
     return first
 
 
-def relative_errors(result: Tensor, expected: Tensor, name: str) -> dict[str, float]:
-    return {name: relative_rms(result, expected)}
-
-
 class Checked(NamedTuple):
-    """What `checked` found."""
+    """The result of `checked`."""
 
     errors: dict[str, float]  # relative RMS by tensor
     repeats: bool  # whether a second call gave the same bits
@@ -119,13 +115,15 @@ class Checked(NamedTuple):
 def checked(
     call: Callable[[], dict[str, Tensor]],
     expected: Mapping[str, Tensor],
-    compare: Callable[[Tensor, Tensor, str], dict[str, float]] = relative_errors,
+    compare: Callable[[Tensor, Tensor, str], dict[str, float]] = (
+        lambda result, exact, name: {name: relative_rms(result, exact)}
+    ),
 ) -> Checked:
     """Run a call twice, with NaN in free memory, and compare its results with the expected ones.
 
     Args:
         call: returns results by name.
-        expected: the same in float64, or their first sequences and tokens.
+        expected: the results in float64, in full or for the first sequences and tokens.
 
     Raises:
         Wrong: an error is too large, or any element of a result is not finite.
@@ -189,9 +187,9 @@ class Comparison(NamedTuple):
         """Check one call by each implementation, and time it.
 
         Args:
-            of: the call's name as entries have it.
+            of: the entries' key of the call.
             do: gradient of the output.
-            rested: which implementations are timed from rest, too.
+            rested: the implementations that are also timed from rest.
         """
         tokens = self.checked_tokens[way]
         first = in_float64(part(x, tokens, 1))
@@ -222,7 +220,7 @@ class Comparison(NamedTuple):
 def decoding(
     of: Mapping[str, Scalar], x: Inputs, state: Tensor, steps: Mapping[str, Step], exact: Exact
 ) -> Iterator[Entry]:
-    """Check one token by each implementation, time it with many states in turn, and their copies.
+    """Check one token by each implementation; time it, and copies, with many states in turn.
 
     Args:
         steps: by implementation.

@@ -19,18 +19,11 @@ class Criterion(NamedTuple):
     limit: float
     at_least: bool = False
     scale: float = 1.0  # factor of both numbers when they are printed
-    digits: str = ".3g"
 
     @property
     def met(self) -> bool:
         """Whether the value keeps the limit; false for NaN."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Return the name, the value, the limit and the verdict as text."""
-        relation = "at least" if self.at_least else "at most"
-        value, limit = (f"{x * self.scale:{self.digits}}" for x in (self.value, self.limit))
-        return self.what, value, f"{relation} {limit}", "met" if self.met else "missed"
 
 
 def missed(criteria: Iterable[Criterion]) -> list[str]:

@@ -45,14 +45,14 @@ class Calls(NamedTuple):
     exact: Exact
     chunks: Chunks  # returns o of whole sequences
     step: Step  # returns o of one token from states, which it may overwrite
-    state: Callable[[int], Any]  # draws states of sequences: a tensor or a similar object
+    state: Callable[[int], Any]  # draws the states of so many sequences
+    # least floating-point operations of a forward pass's products over sequences of these lengths
     operations: Callable[[list[int]], float] = lambda _: 0.0
-    """Returns the least floating-point operations of the products in a forward pass, by lengths."""
-    no_packing: str = ""  # the reason against packed sequences; empty if they are supported
+    no_packing: str = ""  # why packed sequences are not supported; empty if they are
     parameters: tuple[Tensor, ...] = ()  # further tensors that need gradients
     like: str = "v"  # the input that has the output's shape and dtype
     changes_state: bool = True  # whether a step writes the state, besides reading it
-    backward_operations: float = 2  # ratio of the backward pass to the forward pass
+    backward_operations: float = 2  # the backward pass's, over the forward pass's
 
 
 class Implementation(NamedTuple):
@@ -61,9 +61,9 @@ class Implementation(NamedTuple):
     mechanism: str
     by: str  # source of the implementation
     make: Callable[[str], Calls] | None  # for a device; imports the implementation
-    power: int = 1  # exponent of the growth of its time with tokens
+    power: int = 1  # its time grows with this power of the tokens
     longest: int | None = None  # tokens of a call; None: all lengths are measured
-    entries: Callable[[str], Iterator[Entry]] | None = None  # instead of calls, for a device
+    entries: Callable[[str], Iterator[Entry]] | None = None  # replaces `make`: entries for a device
 
 
 def calls(draw: Callable[[Shape, str], Inputs], exact: Exact, device: str, **how: Any) -> Calls:
@@ -97,13 +97,16 @@ def functions(
     chunk_options: Mapping[str, Any] = NONE,
     **options: Any,
 ) -> Callable[[str], Calls]:
-    """Return a `make` for an implementation of two functions, which take the inputs by name.
+    """Return a `make` for the functions `chunk_NAME` and `fused_recurrent_NAME`.
+
+    Both take the inputs by name.
 
     Args:
-        name: without `chunk_` and `fused_recurrent_`; also that of fla's module.
+        name: NAME, which is also the name of fla's module.
         module: the functions' module, if it is not fla's.
-        keep: the option with which the second function returns the final state.
-        chunk_options, options: of the first function, and of both.
+        keep: the option with which the recurrent function returns the final state.
+        chunk_options: further options of the chunk function.
+        options: of both functions.
     """
 
     def make(device: str) -> Calls:
@@ -171,7 +174,7 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
 
-    All in the tensors' dtype, `[B, T, H, *]`.
+    Tensors are `[B, T, H, *]`; their dtype is that of the arithmetic.
     """
 
     def step(n: int, S: Tensor) -> tuple[Tensor, Tensor]:

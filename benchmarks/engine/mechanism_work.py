@@ -29,14 +29,14 @@ from benchmarks.engine.results import Entry
 
 PACKED_TOKENS = 65_536
 PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
-"""Lengths of packed sequences; the last one gets the remaining tokens. Three lie within the checked
-tokens."""
+"""Lengths of packed sequences; a further one gets the remaining tokens. The checked tokens are in
+the first three."""
 CHECKED_TOKENS = 1024
 DECODED_BATCH = 64
 LONGEST_MS = 1000.0
 """A call that would take longer is omitted."""
 GRAPH_MS = 15.0
-"""Longest call that is replayed as a CUDA graph. The host does not limit longer calls."""
+"""Longest call that is replayed as a CUDA graph; longer ones do not wait for the host anyway."""
 
 
 def packed_bounds(tokens: int, device: str) -> Bounds:
@@ -73,7 +73,7 @@ class Work:
         return results(lambda y: calls.chunks(y, bounds), way, x, d, calls.parameters)
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
-        """Return a call's float64 results over its first tokens, from their inputs only."""
+        """Return the float64 results of a call over only its first tokens."""
         key = (way, tokens, packed)
         if key not in self._expected:
             x, d, bounds = in_float64(part(self.x, tokens)), self.d[:, :tokens].double(), None
@@ -129,7 +129,7 @@ class Work:
 
     @torch.no_grad()
     def decoded(self, batch: int = DECODED_BATCH) -> dict[str, Any]:
-        """Check one token and time it with alternating states; returns and raises as `measured`."""
+        """Check one token and time it with several states in turn; otherwise as `measured`."""
         step = self.calls.step
         x, state = self.calls.draw(batch, 1), self.calls.state(batch)
         expected = {"o": self.calls.exact(in_float64(x), state.double(), None)[0]}
@@ -153,17 +153,11 @@ def measurement(figures: dict[str, float], found: Checked, clock: str) -> dict[s
     return {"figures": figures, "errors": found.errors, "texts": {"clock": clock}}
 
 
-def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> dict[str, Any]:
-    """Return the key of a call in the results."""
-    return {"way": way, "batch": batch, "tokens": tokens, "packed": packed}
-
-
 def timed(
     calls: Callable[[], object] | Sequence[Callable[[], object]], on_gpu: bool, graphs: bool = True
 ) -> tuple[float, str]:
-    """Return a call's median milliseconds and the clock: `graph`, `events` or the `host`'s."""
+    """Return a call's median milliseconds and the clock's name: `graph`, `events` or `host`."""
     several = calls if isinstance(calls, Sequence) else [calls]
-
     if not on_gpu:
         start = time.perf_counter()
         for call in several:
@@ -182,11 +176,12 @@ def entries(work: Work, power: int, lengths: Sequence[int]) -> Iterator[Entry]:
     """Measure everything; an entry without figures has the reason.
 
     Args:
-        power: exponent of the growth of the time with the number of tokens.
+        power: as in `Implementation`.
     """
 
-    def entry(*call: Any, packed: bool = False) -> partial[Entry]:
-        return partial(Entry, table="calls", of=call_of(*call, packed=packed), by=work.name)
+    def entry(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> partial[Entry]:
+        of = {"way": way, "batch": batch, "tokens": tokens, "packed": packed}
+        return partial(Entry, table="calls", of=of, by=work.name)
 
     for way in WAYS:
         last: Entry | None = None

@@ -35,7 +35,7 @@ class Entry(Frozen):
     failure: str | None = None
 
     def get(self, name: str) -> Any:
-        """Return what has this name in the key or in the results; None if nothing has it."""
+        """Return the value of this name in the key or the results, or None."""
         values = {"by": self.by, **self.of, **self.figures, **self.errors, **self.texts}
         return values.get(name)
 
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     by: Mapping[str, Entry]
 
     def get(self, name: str) -> Any:
-        """Return a part of the key, or the entry of an implementation; None if nothing fits."""
+        """Return the key's value of this name, or the implementation's entry, or None."""
         return self.of.get(name, self.by.get(name))
 
     def figure(self, by: str, name: str) -> Number | None:
@@ -116,7 +116,7 @@ class Run(Frozen):
 
     @property
     def gpu(self) -> str:
-        """The name of the GPU, or that there is none."""
+        """The GPU's name, or "no GPU"."""
         return (self.environment and self.environment.gpu) or "no GPU"
 
     def number(self, setting: str) -> float:
@@ -125,14 +125,11 @@ class Run(Frozen):
 
     def where(self, *more: str) -> dict[str, str]:
         """Return the conditions of the run: machine, date, versions, `more` and commit."""
-        e = self.environment
-        if e is None:
-            return {"date, commit": f"{self.created}, {self.commit}"}
-        machine = f"{e.gpu}, driver {e.driver}" if e.gpu else f"no GPU, {e.cpu}"
-        return {
-            "GPU": "; ".join([machine, versions(e), *more]),
-            "date, commit": f"{self.created}, {self.commit}",
-        }
+        facts, e = {}, self.environment
+        if e is not None:
+            machine = f"{e.gpu}, driver {e.driver}" if e.gpu else f"no GPU, {e.cpu}"
+            facts["GPU"] = "; ".join([machine, versions(e), *more])
+        return {**facts, "date, commit": f"{self.created}, {self.commit}"}
 
 
 def versions(environment: Environment) -> str:

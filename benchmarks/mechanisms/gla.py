@@ -20,7 +20,7 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the operator exactly, by halving chunks repeatedly."""
+    """Compute the operator in the inputs' dtype, by halving chunks repeatedly."""
     q = x["q"] * x["q"].shape[-1] ** -0.5
     return decayed_attention(q, x["k"], x["v"], x["g"], None, state, bounds)
 

@@ -57,7 +57,7 @@ def _tensors(x: Any) -> Iterator[Tensor]:
 
 
 def make(device: str) -> Calls:
-    """Return the block of all three branches over 512 channels, its weights fp32, autocast bf16."""
+    """Return the calls of a block of three branches, 512 channels, fp32 weights, bf16 autocast."""
     from quasar_kernels.blocks import HybridBlock
 
     torch.manual_seed(0)

@@ -64,7 +64,7 @@ class Compared(NamedTuple):
 
 
 def compared(estimates: Estimates) -> list[Compared]:
-    """Return the measured speeds: of each path on its kernels' GPU, of one path also on another."""
+    """Return the measured speeds of each path on its GPU, and of the portable one on another."""
     hopper, portable, fused = estimates
     other = load(OTHER)
     other_gpu = known(other.gpu) or portable.gpu

@@ -81,7 +81,6 @@ def page(name: str, **context: Any) -> dict[Path, str]:
         "facts": markdown.facts,
         "limits": limits_of,
         "not_timed": markdown.not_timed,
-        "records": markdown.records,
         "run": run_of,
         "summary": summary,
         "table": markdown.columns,

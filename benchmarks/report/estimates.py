@@ -1,20 +1,7 @@
 """Expected speeds of the layer on other cards, from kernels that were measured on one GPU.
 
-The estimated time of a call is a fixed part plus each kernel's time per token times the tokens. The
-fixed part, launches and the host's work, is the time of a call of 512 tokens. A kernel's time on
-another card follows from published rates. A kernel's bound is the longer of the times for its bytes
-and for its operations.
-
-- A kernel near its bound keeps its share of the bound. If it is bound by operations of `mma.sync`,
-  it takes at least as many cycles as on the measured GPU. Other instructions may be necessary to
-  reach a card's published rate.
-- A kernel far from its bound is limited by latencies within the multiprocessors. It takes the same
-  number of cycles, or its bound on the other card if that is longer.
-- The time of a kernel without a bound (maps and their scan) grows by the larger of the ratios of
-  bandwidths and of cycles per second.
-
-On every card, kernels are assumed to reach the same shares of the published rates: the bandwidth's
-share that a copy reached on the measured GPU, and the operations' share that a large product did.
+docs/results/estimates.md explains the method. The estimated time of a call is a fixed part, that of
+a call of 512 tokens, plus each kernel's time per token times the tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +21,7 @@ SPEEDS = DATA / "overlay.json"
 HOPPER = DATA / "layer-profile.json"
 PORTABLE = DATA / "layer-profile-portable.json"
 FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
-"""The kernels of the paths: Hopper's, the portable one's, and the portable one's fused kernels."""
+"""Kernels of the Hopper path, and of the portable path with library products or fused kernels."""
 LATENCY_TOKENS = 512
 """Length of a call that takes as long as its launches."""
 LONG_TOKENS = 1_000_000
@@ -44,7 +31,7 @@ NEAR = 0.75
 
 
 class Implementation(NamedTuple):
-    """A path of the layer as it was measured on one GPU."""
+    """A path of the layer, with its kernels' times on one GPU."""
 
     name: str
     gpu: Gpu
@@ -64,13 +51,14 @@ class Implementation(NamedTuple):
         """Return the estimated milliseconds of a step's kernels on a card."""
         step, bounds = time.step, self._bounds(time.step, self.gpu)
         same_cycles = time.ms * self.gpu.cycles / gpu.cycles
-        here, there = max(bounds), max(self._bounds(step, gpu))
-        if not here:
+        measured_bound, bound = max(bounds), max(self._bounds(step, gpu))
+        if not measured_bound:  # maps and their scan
             return max(same_cycles, time.ms * self.gpu.bandwidth / gpu.bandwidth)
-        if here < NEAR * time.ms:
-            return max(same_cycles, there)
-        near = time.ms * there / here
-        multiplies = step.kernels != GEMM and here == bounds[1]
+        if measured_bound < NEAR * time.ms:
+            return max(same_cycles, bound)
+        near = time.ms * bound / measured_bound
+        multiplies = step.kernels != GEMM and measured_bound == bounds[1]
+        # other instructions than mma.sync may be necessary to reach a card's published rate
         return max(same_cycles, near) if self.mma_sync and multiplies else near
 
     @property

@@ -1,8 +1,8 @@
-"""The steps of a call of the layer, their kernels, and each step's floor: the least time it needs.
+"""The steps of a call of the layer, their kernels, and each step's floor, the least possible time.
 
-The counts of bytes and floating-point operations follow from the validator's shapes: each input is
-read once, each output written once. They omit the parameters and the states between segments, a few
-MB.
+Floors follow from counted bytes and floating-point operations at the validator's shapes, if each
+input is read once and each output written once. Parameters and the states between segments, a few
+MB, are omitted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.workload import WORKLOAD
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
 N = WORKLOAD.num_heads * S
 CHUNK = 16
-"""Tokens of a chunk; the CUDA operator computes its inverse (I + M)^-1 at once."""
+"""Tokens of a chunk, for which the CUDA operator inverts a matrix I + M."""
 
 NARROW = "gate's narrow half"
 BYTES = {
@@ -155,8 +155,8 @@ class StepTime(NamedTuple):
 def find_steps(launches: Sequence[Entry], steps: Sequence[Step]) -> list[StepTime]:
     """Assign each launch to the step with a pattern that matches its name, or to `OTHER`.
 
-    If several steps match, as for products, the launch belongs to the first match that does not
-    precede the last step reached so far. Steps without launches are omitted.
+    If several steps match, as for products, the launch belongs to the first match that is not
+    before the last step so far. Steps without launches are omitted.
     """
     reached, assigned = 0, []
     for launch in launches:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
@@ -65,29 +65,16 @@ Column = str | Callable[[Any], str]
 
 
 def columns(rows: Iterable[Any], by_title: Mapping[str, Column]) -> str:
-    """Return the table of rows with these columns."""
-    cells = Cells()
-    return records(
-        {
-            title: column(row).strip() if callable(column) else cells.format(column, row)
-            for title, column in by_title.items()
-        }
-        for row in rows
-    )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; the first column is text, the others are numbers."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def records(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return the table of rows; all have the keys of the first one, the columns."""
-    listed = list(rows)
-    if not listed:
+    format_row = Cells().format
+    lines = [
+        [one(row).strip() if callable(one) else format_row(one, row) for one in by_title.values()]
+        for row in rows
+    ]
+    if not lines:
         return "Nothing was measured."
-    return table(list(listed[0]), [[row[name] for name in listed[0]] for row in listed])
+    head = [list(by_title), ["---"] + ["---:"] * (len(by_title) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *lines])
 
 
 def facts(*parts: Mapping[str, Any]) -> str:

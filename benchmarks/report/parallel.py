@@ -17,8 +17,8 @@ FOLDS = {
     ("layer", "forward"): 2,
     ("layer", "training"): 5,
 }
-"""Folds of a call: two per forward pass, which the layer's backward pass repeats, and one in a
-backward pass."""
+"""How often a call combines the ranks' maps: twice per forward pass, which the layer's backward
+pass repeats, and once in a backward pass."""
 GB_PER_S = 50.0
 """Assumed rate between hosts of 8 GPUs."""
 ON_HOST = 8
@@ -29,8 +29,8 @@ COLOURS = (RED, GREEN, PURPLE, BLUE)
 def projected_ms(terms: Entry, call: dict[str, Any], gpus: int) -> float:
     """Return the milliseconds for a million tokens on each of `gpus` GPUs.
 
-    They are the time of `call`'s GPUs plus that of the further folds and exchanged bytes. The fold
-    was timed in a loop in which the host's launches take longer than the GPU.
+    They are the time of `call`'s GPUs plus the times of combining the further ranks' maps and of
+    exchanging bytes. Combining was timed in a loop that the host's launches limit.
     """
     fold = terms.figures["fold_of_8_ms"] / 7
     exchange = gpus * terms.figures["exchanged_bytes"] / GB_PER_S / 1e6 if gpus > ON_HOST else 0.0
