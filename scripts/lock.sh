@@ -13,7 +13,7 @@ cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
   echo 'lock: .venv has no uv. Run scripts/install.sh dev, then this again.' >&2
   exit 1
 }
-# PyTorch's version is set by hand: it pins Triton, whose results benchmarks/kernel_resources.json holds.
+# PyTorch's version is set by hand: it pins Triton, and benchmarks/kernel_resources.json has Triton's results.
 exec .venv/bin/uv pip compile pyproject.toml --output-file requirements/lock.txt --quiet \
   --all-extras --universal --python-version 3.10 --constraint <(echo 'torch==2.13.0') \
   --annotation-style line --custom-compile-command scripts/lock.sh "$@"

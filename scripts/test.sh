@@ -7,7 +7,7 @@
 #
 # Arguments go to pytest. If one of them is a PATH below tests/, only format and lint run before the tests,
 # and the compilations if PATH is tests/quasar_kernels or below it. --quick runs only format, lint, the
-# contracts of imports and the files of tests/quick.txt, whose tests start no process.
+# contracts of imports and the files of tests/quick.txt, in which no test starts a process.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 scripts/install.sh dev

@@ -82,8 +82,8 @@ def _named_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
 class Sources:
     """Flags, the environment and the .env, which is read once.
 
-    Creating it raises nothing, so that commands can find the state folder of a miner whose settings
-    cannot be read.
+    The constructor raises no error, so that commands can find a miner's state folder even if its
+    settings cannot be read.
 
     Args:
         flags: attribute name to value; those of None or "" are ignored.
@@ -101,7 +101,7 @@ class Sources:
         self.flags = {key: value for key, value in (flags or {}).items() if value not in (None, "")}
         self.environ = environment() if environ is None else environ
         self.without_file = str(_named_file(env_file, self.environ)) == os.devnull
-        """Whether the user wants no .env to be read, by naming /dev/null."""
+        """Whether the user named /dev/null, so that no .env is read."""
         self._path: Path | ConfigError | None
         try:
             self._path = _find_env_file(env_file, self.environ)
