@@ -19,42 +19,12 @@ from quasar_kernels.blocks.ssd_triton.forward import load_steps, load_tokens
 
 @triton.jit(do_not_specialize=["TOTAL", "SEGMENTS", "T", "NS", "SEG"])
 def gradient_kernel(
-    x,
-    dt,
-    a,
-    b,
-    c,
-    d,
-    dy,
-    dx,
-    d_dt,
-    da,
-    db,
-    dc,
-    dd,
-    states,
-    d_final,
-    d_initial,
-    checkpoints,
-    table,
-    X_STRIDE,
-    B_STRIDE,
-    C_STRIDE,
-    TOTAL,
-    SEGMENTS,
-    T,
-    NS,
-    SEG,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    x, dt, a, b, c, d, dy, dx, d_dt, da, db, dc, dd, states, d_final, d_initial, checkpoints, table,
+    X_STRIDE, B_STRIDE, C_STRIDE,
+    TOTAL, SEGMENTS, T, NS, SEG,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Compute the gradients of one segment and head from BV columns of the values.
 
     dy is contiguous. The gradients of b and c are sums over heads and all columns, that of dt is a

@@ -47,29 +47,13 @@ def load_steps(dt, rate, first, rows, left, i_h, H: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def segment_sum_kernel(
-    x,
-    y,
-    dt,
-    a,
-    table,
-    sums,
-    decays,
-    X_STRIDE,
-    Y_STRIDE,
-    T,
-    NS,
-    SEG,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    REVERSE: tl.constexpr,
+    x, y, dt, a, table, sums, decays,
+    X_STRIDE, Y_STRIDE,
+    T, NS, SEG,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
-):
+):  # fmt: skip
     """Compute the addition of one segment and head to the state, `[V, K]`, and its log decays' sum.
 
     Without REVERSE, x = b, y = x, and the state is that after the segment. With REVERSE, x = c,
@@ -120,34 +104,12 @@ def segment_sum_kernel(
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def output_kernel(
-    x,
-    dt,
-    a,
-    b,
-    c,
-    d,
-    y,
-    states,
-    initial_state,
-    final_state,
-    checkpoints,
-    table,
-    X_STRIDE,
-    B_STRIDE,
-    C_STRIDE,
-    T,
-    NS,
-    SEG,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    x, dt, a, b, c, d, y, states, initial_state, final_state, checkpoints, table,
+    X_STRIDE, B_STRIDE, C_STRIDE,
+    T, NS, SEG,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
     `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if

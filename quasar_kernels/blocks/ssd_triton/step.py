@@ -8,25 +8,11 @@ import triton.language as tl
 
 @triton.jit
 def step_kernel(
-    x,
-    dt,
-    a,
-    b,
-    c,
-    d,
-    y,
-    initial_state,
-    final_state,
-    X_STRIDE,
-    B_STRIDE,
-    C_STRIDE,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
+    x, dt, a, b, c, d, y, initial_state, final_state,
+    X_STRIDE, B_STRIDE, C_STRIDE,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr,
-):
+):  # fmt: skip
     """Compute the output and the next state of one sequence and head for BV columns of the values.
 
     The layouts are those of forward.py for one token; `initial_state` and `d` may be None. All

@@ -26,19 +26,10 @@ def _one_after_the_other(decay_a, added_a, decay_b, added_b):
 
 @triton.jit(do_not_specialize=["NS"])
 def segment_scan_kernel(
-    sums,
-    decays,
-    entering,
-    first,
-    NS,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    STEPS: tl.constexpr,
-    REVERSE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    sums, decays, entering, first, NS,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
+    REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Replace segments' additions by the states after them (with REVERSE: before), in place.
 
     A program scans one row of the states of a sequence and head, STEPS segments at a time.

@@ -21,35 +21,11 @@ from quasar_kernels.blocks.wkv6_triton.factors import (
 
 @triton.jit(do_not_specialize=["TOTAL", "T", "NS", "SEG"])
 def gradient_kernel(
-    r,
-    k,
-    v,
-    w,
-    u,
-    do,
-    dr,
-    dk,
-    dv,
-    dw,
-    du,
-    states,
-    d_final,
-    d_initial,
-    checkpoints,
-    table,
-    TOTAL,
-    T,
-    NS,
-    SEG,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    r, k, v, w, u, do, dr, dk, dv, dw, du, states, d_final, d_initial, checkpoints, table, TOTAL, T,
+    NS, SEG,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PRECISION: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Compute the gradients of one segment and head from BV columns of the values.
 
     The gradients of r, k and w are sums over all columns; each program of axis 1 writes its part,

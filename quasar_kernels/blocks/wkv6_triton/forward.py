@@ -25,25 +25,10 @@ from quasar_kernels.blocks.wkv6_triton.factors import (
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def segment_sum_kernel(
-    x,
-    y,
-    w,
-    table,
-    sums,
-    decays,
-    T,
-    NS,
-    SEG,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    REVERSE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    x, y, w, table, sums, decays, T, NS, SEG,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Compute the addition of one segment and head to the state, `[V, K]`, and its log decays' sum.
 
     Without REVERSE, x = k, y = v, and the state is that after the segment. With REVERSE, x = r,
@@ -92,29 +77,10 @@ def segment_sum_kernel(
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def output_kernel(
-    r,
-    k,
-    v,
-    w,
-    u,
-    o,
-    states,
-    initial_state,
-    final_state,
-    checkpoints,
-    table,
-    T,
-    NS,
-    SEG,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    r, k, v, w, u, o, states, initial_state, final_state, checkpoints, table, T, NS, SEG,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PRECISION: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
     `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if

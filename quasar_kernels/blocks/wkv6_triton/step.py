@@ -8,20 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def step_kernel(
-    r,
-    k,
-    v,
-    w,
-    u,
-    o,
-    initial_state,
-    final_state,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-):
+    r, k, v, w, u, o, initial_state, final_state,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
     """Compute the output and the next state of one sequence and head for BV columns of the values.
 
     r, k and w are `[B, 1, H, K]`, v and o `[B, 1, H, V]`, states `[B, H, K, V]`; `initial_state`

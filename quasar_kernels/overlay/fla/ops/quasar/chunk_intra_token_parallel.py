@@ -27,29 +27,11 @@ from fla.ops.quasar.triton_kernels.plan import Plan
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def chunk_intra_kernel(
-    k,
-    beta,
-    inverse,
-    table,
-    T,
-    NS,
-    SEG,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_ab,
-    stride_at,
-    stride_ah,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    C: tl.constexpr,
-    N: tl.constexpr,
-    PACK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    READ_STEP: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    k, beta, inverse, table, T, NS, SEG,
+    stride_kb, stride_kt, stride_kh, stride_ab, stride_at, stride_ah,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
+    PACK: tl.constexpr, PRECISION: tl.constexpr, READ_STEP: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Write B of a segment's chunks, N chunks at a time, for one head.
 
     With kappa = sqrt(a) k, no entry of M = strict_tril(kappa kappa^T) or of the inverse exceeds 1,

@@ -47,51 +47,16 @@ def tiles_for(block: int, chains: int) -> RecurrentTiles:
 
 @triton.jit(
     # calls of all lengths and layouts share one compiled kernel
-    do_not_specialize=[
-        "T",
-        "stride_qb",
-        "stride_qt",
-        "stride_qh",
-        "stride_kb",
-        "stride_kt",
-        "stride_kh",
-        "stride_vb",
-        "stride_vt",
-        "stride_vh",
-    ]
+    do_not_specialize=["T", *(f"stride_{x}{axis}" for x in "qkv" for axis in "bth")]
 )
 def fused_recurrent_quasar_fwd_kernel(
-    q,
-    k,
-    v,
-    beta,
-    g,
-    initial_state,
-    o,
-    final_state,
-    cu_seqlens,
-    T,
-    scale,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    GROUP: tl.constexpr,
-    READ_STEP: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    STORE_FINAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    q, k, v, beta, g, initial_state, o, final_state, cu_seqlens, T, scale,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    READ_STEP: tl.constexpr, CHANNELS: tl.constexpr, HAS_INITIAL: tl.constexpr,
+    STORE_FINAL: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Process one sequence of one head for BV value columns, with the state in registers.
 
     Grid: (sequences * H, S / BV). q, k and v have a last stride of one; o is contiguous.

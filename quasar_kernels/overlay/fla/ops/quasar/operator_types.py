@@ -9,7 +9,7 @@ import torch
 
 
 class StepSizes(NamedTuple):
-    """alpha of each token, the factor of its update of the state."""
+    """alpha of each token, the factor of the token's update of the state."""
 
     values: torch.Tensor  # fp32 for the kernels
     per_token: bool
@@ -77,7 +77,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], segments: Any, scale: float = 1.0) -> Saved:
-        """Return the object with these `tensors`."""
+        """Return the object from the tuple that its `tensors` returned."""
         q, k, v, beta, initial_state, g, G, states = tensors
         inputs = ScanInputs.of(q, k, v, beta, initial_state, scale=scale, g=g)
         return cls(inputs, G, states, segments)

@@ -61,35 +61,12 @@ def _place(n, T, stride_b, stride_t, stride_h, H: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "N", "M", "stride_bb", "stride_bt", "stride_bh"])
 def preparation_kernel(
-    q,
-    k,
-    beta,
-    q_unit,
-    k_unit,
-    inverse,
-    step,
-    T,
-    N,
-    M,
-    factor,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_bb,
-    stride_bt,
-    stride_bh,
-    H: tl.constexpr,
-    HV: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    BM: tl.constexpr,
-    UNIT: tl.constexpr,
-    SIGMOID: tl.constexpr,
-):
+    q, k, beta, q_unit, k_unit, inverse, step, T, N, M, factor,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_bb, stride_bt, stride_bh,
+    H: tl.constexpr, HV: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+    BM: tl.constexpr, UNIT: tl.constexpr, SIGMOID: tl.constexpr,
+):  # fmt: skip
     """With UNIT, write unit q and k and their inverse lengths; unless beta is None, write steps.
 
     The steps are factor sigmoid(beta) with SIGMOID, otherwise beta.
@@ -120,27 +97,11 @@ def preparation_kernel(
 
 @triton.jit(do_not_specialize=["T", "N", "M", "stride_bb", "stride_bt", "stride_bh"])
 def preparation_grad_kernel(
-    q_unit,
-    k_unit,
-    inverse,
-    beta,
-    dq,
-    dk,
-    d_step,
-    T,
-    N,
-    M,
-    factor,
-    stride_bb,
-    stride_bt,
-    stride_bh,
-    HV: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    BM: tl.constexpr,
+    q_unit, k_unit, inverse, beta, dq, dk, d_step, T, N, M, factor,
+    stride_bb, stride_bt, stride_bh,
+    HV: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr,
     UNIT: tl.constexpr,
-):
+):  # fmt: skip
     """Overwrite gradients of the results of `preparation_kernel` by those of its inputs.
 
     dq, dk and d_step are contiguous. Grid: as `preparation_kernel`.

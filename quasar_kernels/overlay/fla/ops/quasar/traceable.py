@@ -115,7 +115,7 @@ class _Operator:
         self.call = operator._opoverload
 
     def _named(self, inputs: Any) -> dict[str, Any]:
-        return dict(zip(self.names, inputs, strict=False))  # without the last defaults
+        return dict(zip(self.names, inputs, strict=False))  # torch omits defaults at the end
 
     def _forward(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return o and the final state, which is empty if it is not requested."""

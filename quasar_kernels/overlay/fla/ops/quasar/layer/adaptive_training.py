@@ -206,19 +206,10 @@ def _gradients(
     dq, dk, dv, d_step, *_ = scan_backward(saved, do.view(B, T, H, S), backend=call.backend)
     q, k = (t.flatten(0, 1) for t in saved.inputs[:2])
     dq, dk, d_A, d_dt = launch_operator_inputs_grad(
-        q,
-        k,
-        lengths,
-        logits[:, :H],
-        layer.beta_log,
-        weights.dt_bias,
-        rotation,
-        dq.view(R, H, S),
-        dk.view(R, H, S),
-        d_step.view(R, H).contiguous(),
-        d_products[:, channels + S : channels + S + H],
-        largest,
-    )
+        q, k, lengths, logits[:, :H], layer.beta_log, weights.dt_bias, rotation,
+        dq.view(R, H, S), dk.view(R, H, S), d_step.view(R, H).contiguous(),
+        d_products[:, channels + S : channels + S + H], largest,
+    )  # fmt: skip
     taps, shift = layer.joined_taps()
     d_taps, d_shift = launch_conv_silu_grad(
         products,

@@ -97,16 +97,8 @@ def layer_gradients(
             rank.add_halo_projections(d_all)
         d_projections = d_all.split([H * S] * 3 + [S])
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
-    gradients = [
-        *d_projections,
-        d_up,
-        d_bias,
-        *d_taps.unsqueeze(1).split(H * S),
-        *d_shift.split(H * S),
-        d_beta,
-        d_norm,
-        d_out,
-    ]
+    of_taps, of_shift = d_taps.unsqueeze(1).split(H * S), d_shift.split(H * S)
+    gradients = [*d_projections, d_up, d_bias, *of_taps, *of_shift, d_beta, d_norm, d_out]
     d_weights = [
         d.to(w.dtype) if w is not None and required else None
         for d, w, required in zip(gradients, weights, needed[1:], strict=True)

@@ -45,24 +45,10 @@ def _products(
 
 @triton.jit(do_not_specialize=["N", "T"])
 def first_tokens_kernel(
-    x,
-    q_weight,
-    k_weight,
-    v_weight,
-    q_taps,
-    k_taps,
-    v_taps,
-    bounds,
-    qkv,
-    N,
-    T,
-    D: tl.constexpr,
-    C: tl.constexpr,
-    BD: tl.constexpr,
-    BC: tl.constexpr,
-    BN: tl.constexpr,
+    x, q_weight, k_weight, v_weight, q_taps, k_taps, v_taps, bounds, qkv, N, T,
+    D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
     PACKED: tl.constexpr,
-):
+):  # fmt: skip
     """Write q, k and v of the first three tokens of BN sequences; grid: (N / BN, 3 C / BC).
 
     x `[R, D]`, the weights `[C, D]`, their taps `[C, 4]` and qkv `[R, 3 C]` are contiguous.
@@ -107,24 +93,10 @@ def first_tokens_kernel(
 
 @triton.jit(do_not_specialize=["halo", "tokens", "stride"])
 def halo_tokens_kernel(
-    x,
-    q_weight,
-    k_weight,
-    v_weight,
-    q_taps,
-    k_taps,
-    v_taps,
-    q,
-    k,
-    v,
-    halo,
-    tokens,
+    x, q_weight, k_weight, v_weight, q_taps, k_taps, v_taps, q, k, v, halo, tokens,
     stride,
-    D: tl.constexpr,
-    C: tl.constexpr,
-    BD: tl.constexpr,
-    BC: tl.constexpr,
-):
+    D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Write q, k and v of up to three tokens after up to three of the halo; grid: (3 C / BC,).
 
     x `[halo + tokens, D]`, the weights `[C, D]` and their taps `[C, 4]` are contiguous. Rows of q,

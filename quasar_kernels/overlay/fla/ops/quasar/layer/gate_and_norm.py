@@ -21,21 +21,11 @@ MANY_TOKENS = 1 << 15
 
 @triton.jit(do_not_specialize=["R"])
 def gate_and_norm_kernel(
-    o,
-    narrow,
-    gate_weight,
-    gate_bias,
-    norm_weight,
-    y,
-    R,
+    o, narrow, gate_weight, gate_bias, norm_weight, y, R,
     stride_n,
     eps,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    HEADS: tl.constexpr,
-):
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
     """Write BR tokens of HEADS heads of y. Grid: (tokens / BR, H / HEADS).
 
     o and y `[R, H, S]` are contiguous; narrow `[R, S]` has rows stride_n apart; gate_weight
@@ -95,21 +85,10 @@ def gate_and_norm(
         heads = H if R >= MANY_TOKENS else min(H, 4) if R >= MANY_TOKENS // 4 else 1
         _gate_and_norm(
             (-(-R // ROWS), -(-H // heads), 1),
-            (
-                o.contiguous(),
-                narrow,
-                gate_weight.contiguous(),
-                gate_bias.contiguous(),
-                norm_weight,
-                y,
-                R,
-                narrow.stride(0),
-                eps,
-            ),
-            (H, S, block, ROWS, heads),
-            num_warps=WARPS,
-            num_stages=1,
-        )
+            (o.contiguous(), narrow, gate_weight.contiguous(), gate_bias.contiguous(), norm_weight,
+             y, R, narrow.stride(0), eps),
+            (H, S, block, ROWS, heads), num_warps=WARPS, num_stages=1,
+        )  # fmt: skip
     return y
 
 

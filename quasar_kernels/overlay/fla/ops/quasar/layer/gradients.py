@@ -92,26 +92,11 @@ def _pass_back(g, b1, b2, b3, w0, w1, w2, w3, place, PACKED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "ROWS"])
 def conv_silu_grad_kernel(
-    x,
-    weight,
-    bias,
-    position,
-    dy_0,
-    dy_1,
-    dy_2,
-    dx,
-    sums,
-    largest,
-    T,
-    ROWS,
-    stride_x,
-    stride_dx,
-    C: tl.constexpr,
-    N: tl.constexpr,
-    BC: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    x, weight, bias, position, dy_0, dy_1, dy_2, dx, sums, largest, T, ROWS,
+    stride_x, stride_dx,
+    C: tl.constexpr, N: tl.constexpr, BC: tl.constexpr, HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
-):
+):  # fmt: skip
     """Write dx of ROWS rows and BC of C channels, and the sums of their taps' and bias's gradients.
 
     The channels are those of C / N tensors dy, each `[B * T, N]` contiguous, side by side. x and dx
@@ -227,23 +212,9 @@ def conv_silu_grad_kernel(
 
 @triton.jit(do_not_specialize=["R", "TILES"])
 def gated_rmsnorm_grad_kernel(
-    x,
-    gate,
-    weight,
-    dy,
-    y,
-    dx,
-    dgate,
-    sums,
-    largest,
-    R,
-    TILES,
-    eps,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-):
+    x, gate, weight, dy, y, dx, dgate, sums, largest, R, TILES, eps,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
     """Write dx and dgate of y = rmsnorm(x) * weight * sigmoid(gate), and y unless it is None.
 
     Unless `largest` is None, dx is multiplied by `gradient_scale(largest)`, and saturates.

@@ -39,19 +39,11 @@ def _conv_silu_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.const
 
 @triton.jit(do_not_specialize=["T"])
 def causal_conv_silu_kernel(
-    x,
-    weight,
-    bias,
-    position,
-    y,
-    T,
+    x, weight, bias, position, y, T,
     stride_x,
-    C: tl.constexpr,
-    ROWS: tl.constexpr,
-    BC: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr, HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
-):
+):  # fmt: skip
     """Convolve ROWS rows of BC channels with 4 causal taps, then apply silu.
 
     x `[B * T, C]` has B sequences of T rows, which are `stride_x` apart; y is contiguous. Rows

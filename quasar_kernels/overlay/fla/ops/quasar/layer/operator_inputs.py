@@ -45,28 +45,10 @@ def _decay(scale, u):
 
 @triton.jit(do_not_specialize=["N", "L"])
 def operator_inputs_kernel(
-    q,
-    k,
-    logits,
-    A_log,
-    dt_bias,
-    cos,
-    sin,
-    q_unit,
-    k_unit,
-    step,
-    lengths,
-    N,
-    L,
-    stride_x,
-    stride_u,
-    stride_l,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    R: tl.constexpr,
-):
+    q, k, logits, A_log, dt_bias, cos, sin, q_unit, k_unit, step, lengths, N, L,
+    stride_x, stride_u, stride_l,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     """Write unit q and k, step sizes and 1 / max(|x|, 1e-12) of BR tokens of one head.
 
     q and k `[N, H, S]` have tokens stride_x apart, logits `[N, H]` stride_l apart, q_unit and
@@ -115,19 +97,9 @@ def operator_inputs_kernel(
 
 @triton.jit
 def _unit_gradient(
-    unit,
-    d_unit,
-    at_unit,
-    partner_unit,
-    at,
-    partner,
-    inverse,
-    mask,
-    turned,
-    b_cos,
-    b_sin,
+    unit, d_unit, at_unit, partner_unit, at, partner, inverse, mask, turned, b_cos, b_sin,
     ROTATE: tl.constexpr,
-):
+):  # fmt: skip
     # return the gradient of the rows before their rotation and division
     b_u = tl.load(unit + at_unit, mask=mask, other=0.0).to(tl.float32)
     b_d = tl.load(d_unit + at, mask=mask, other=0.0).to(tl.float32)
@@ -142,34 +114,11 @@ def _unit_gradient(
 
 @triton.jit(do_not_specialize=["N", "L", "TILES"])
 def operator_inputs_grad_kernel(
-    q_unit,
-    k_unit,
-    lengths,
-    logits,
-    A_log,
-    dt_bias,
-    cos,
-    sin,
-    dq_unit,
-    dk_unit,
-    d_step,
-    dq,
-    dk,
-    d_logits,
-    sums,
-    largest,
-    N,
-    L,
-    TILES,
-    stride_u,
-    stride_l,
-    stride_d,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    R: tl.constexpr,
-):
+    q_unit, k_unit, lengths, logits, A_log, dt_bias, cos, sin, dq_unit, dk_unit, d_step, dq, dk,
+    d_logits, sums, largest, N, L, TILES,
+    stride_u, stride_l, stride_d,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     """Write the gradients of q, k and logits, and the sums of those of A_log and dt_bias.
 
     The tensors are those of `operator_inputs_kernel`; dq and dk are contiguous, d_logits has tokens
@@ -210,33 +159,13 @@ def operator_inputs_grad_kernel(
         inverse_q = tl.load(lengths + rows * 2 * H + head, mask=is_row, other=0.0)
         inverse_k = tl.load(lengths + rows * 2 * H + H + head, mask=is_row, other=0.0)
         g_q = _unit_gradient(
-            q_unit,
-            dq_unit,
-            at_unit,
-            partner_unit,
-            at,
-            partner,
-            inverse_q,
-            mask,
-            turned,
-            b_cos,
-            b_sin,
-            R > 0,
-        )
+            q_unit, dq_unit, at_unit, partner_unit, at, partner, inverse_q, mask, turned,
+            b_cos, b_sin, R > 0,
+        )  # fmt: skip
         g_k = _unit_gradient(
-            k_unit,
-            dk_unit,
-            at_unit,
-            partner_unit,
-            at,
-            partner,
-            inverse_k,
-            mask,
-            turned,
-            b_cos,
-            b_sin,
-            R > 0,
-        )
+            k_unit, dk_unit, at_unit, partner_unit, at, partner, inverse_k, mask, turned,
+            b_cos, b_sin, R > 0,
+        )  # fmt: skip
         tl.store(dq + at, operand(g_q, dq.dtype.element_ty), mask=mask)
         tl.store(dk + at, operand(g_k, dk.dtype.element_ty), mask=mask)
 
@@ -400,18 +329,9 @@ class OperatorInputsFunction(torch.autograd.Function):
         q_unit, k_unit, lengths, logits, A_log, dt_bias = ctx.saved_tensors
         d_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         dq, dk, d_A, d_dt = launch_operator_inputs_grad(
-            q_unit,
-            k_unit,
-            lengths,
-            logits,
-            A_log,
-            dt_bias,
-            ctx.rotation,
-            dq_unit.contiguous(),
-            dk_unit.contiguous(),
-            d_step.contiguous(),
-            d_logits,
-        )
+            q_unit, k_unit, lengths, logits, A_log, dt_bias, ctx.rotation, dq_unit.contiguous(),
+            dk_unit.contiguous(), d_step.contiguous(), d_logits,
+        )  # fmt: skip
         return dq, dk, d_logits, d_A.to(A_log.dtype), d_dt.to(dt_bias.dtype), None
 
 

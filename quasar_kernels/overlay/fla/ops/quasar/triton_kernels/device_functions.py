@@ -110,20 +110,10 @@ def load_segment(table, i_s, T, NS, SEG, IS_VARLEN: tl.constexpr):
 
 @triton.jit
 def load_entering_state(
-    initial_state,
-    states,
-    i_sh,
-    own,
-    at,
-    inside,
-    is_first,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    S: tl.constexpr,
-    H: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_STATES: tl.constexpr,
-):
+    initial_state, states, i_sh, own, at, inside, is_first,
+    ROWS: tl.constexpr, COLS: tl.constexpr, S: tl.constexpr, H: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_STATES: tl.constexpr,
+):  # fmt: skip
     """Return the state [ROWS, COLS] that enters segment and head i_sh; zero if there is none.
 
     `at` are offsets into one [S, S] state, `own` the sequence's place in [N, H, S, S].

@@ -31,34 +31,12 @@ from fla.ops.quasar.triton_kernels.device_functions import (
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def segment_map_kernel(
-    k,
-    v,
-    g,
-    inverse,
-    table,
-    G_out,
-    R_out,
-    T,
-    NS,
-    SEG,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    stride_ab,
-    stride_at,
-    stride_ah,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BR: tl.constexpr,
-    C: tl.constexpr,
-    PACK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    k, v, g, inverse, table, G_out, R_out, T, NS, SEG,
+    stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    stride_ab, stride_at, stride_ah,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, C: tl.constexpr,
+    PACK: tl.constexpr, PRECISION: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Compute rows of G and R of one segment and head, from the segment's last chunk to its first.
 
     Starting from G = I, each chunk gives Z = G K^T, Y = Z B, R += Y V, G -= Y K: four products, and
@@ -136,20 +114,10 @@ def segment_map_kernel(
 
 @triton.jit(do_not_specialize=["NS"])
 def segment_scan_kernel(
-    G,
-    R,
-    initial_state,
-    first,
-    NS,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    EXACT: tl.constexpr,
-    BACKWARD: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    G, R, initial_state, first, NS,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr, EXACT: tl.constexpr,
+    BACKWARD: tl.constexpr, HAS_INITIAL: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     """Replace the maps of a sequence's segments by states: R[n] becomes the state after segment n.
 
     BACKWARD scans the state's gradient from the last segment to the first, with G^T: R[n] becomes
@@ -213,49 +181,16 @@ def segment_scan_kernel(
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
 def segment_output_kernel(
-    q,
-    k,
-    v,
-    g,
-    inverse,
-    table,
-    states,
-    initial_state,
-    final_state,
-    o,
-    checkpoints,
-    T,
-    NS,
-    SEG,
+    q, k, v, g, inverse, table, states, initial_state, final_state, o, checkpoints, T, NS, SEG,
     scale,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    stride_ob,
-    stride_ot,
-    stride_oh,
-    stride_ab,
-    stride_at,
-    stride_ah,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    PACK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_STATES: tl.constexpr,
-    STORE_FINAL: tl.constexpr,
-    STORE_FRESH: tl.constexpr,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    stride_ab, stride_at, stride_ah,
+    H: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    PACK: tl.constexpr, PRECISION: tl.constexpr, HAS_INITIAL: tl.constexpr,
+    HAS_STATES: tl.constexpr, STORE_FINAL: tl.constexpr, STORE_FRESH: tl.constexpr,
     IS_VARLEN: tl.constexpr,
-):
+):  # fmt: skip
     """Process one segment of one head from its entering state; write o (and the final state).
 
     For each chunk: V' = B (V - K S), O = Q S + tril(Q K^T) V', S += K^T V', all transposed. Only q,

@@ -40,8 +40,8 @@ from fla.ops.quasar.segments import Segments
 
 
 LONG = 8192
-"""Least tokens of the longest segment for which state_gradient_map searches for tokens that decays
-make negligible. In shorter segments the search costs more time than it saves."""
+"""Minimum length of the longest segment for which state_gradient_map searches for tokens that
+decays make negligible. In shorter segments the search costs more time than it saves."""
 _SMALL = 16 << 20  # bytes up to which torch's allocator puts several tensors into one block
 NO_MAPS = bytes(8 * TENSOR_MAP)
 """The second parameter on GPUs without tensor maps."""

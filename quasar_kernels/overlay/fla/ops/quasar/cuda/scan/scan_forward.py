@@ -50,7 +50,7 @@ CHUNK = 16
 TILE = 64
 """Tokens of a tile; segments are multiples of it."""
 LONG = 3072
-"""Least tokens of a segment in which pass 1 may stop early. The kernels are then launched a second
+"""Minimum length of segments in which pass 1 may stop early. The kernels are then launched a second
 time, for heads that stopped too early. In shorter segments this costs more time than it saves. With
 decays, by which most heads forget sooner, half as many tokens are enough."""
 EVEN = 0.92
@@ -155,7 +155,7 @@ def _cut(tokens: int, chains: int, wave: int, multiprocessors: int, tile: int) -
         tokens: of the (longest) sequence.
         chains: sequences times heads times a head's panels; the tokens of one chain are processed
             sequentially.
-        wave: blocks of a pass that fit on the whole device at once, the fewer of both passes.
+        wave: blocks that the whole device runs at once, in the pass in which these are fewer.
     """
     # a pass costs as much as tokens / n tokens, the scan between both passes as much as 16 n
     tokens = max(tokens, 1)
@@ -260,7 +260,7 @@ def launch_parameters(
     stopping: Sequence[torch.Tensor | None],
     repeats: Sequence[int],
 ) -> list[Any]:
-    """Return the kernels' parameters for each of `repeats`: `Arguments`, on Hopper `TensorMaps`.
+    """Return each repetition's kernel parameters: `Arguments` and, on Hopper, `TensorMaps`.
 
     Args:
         results: o, the final state, G (the segments' maps) and the states.

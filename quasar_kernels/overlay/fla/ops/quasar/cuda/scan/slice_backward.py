@@ -1,4 +1,4 @@
-"""The segmented scan of one rank's slice in CUDA C++: the backward pass, cut at its exchange.
+"""The segmented scan of one rank's slice in CUDA C++: the backward pass around its exchange.
 
 The kernels are those of scan_backward.py; only tables and launches differ. One table does not mark
 the first segment as a sequence's first, so that state_gradient_map also computes the gradient of
@@ -83,7 +83,7 @@ class CudaSliceGradient:
             self._maps = scan_backward.gradient_maps(v.shape, group, pointers[:8], strides)
 
     def compute_offset(self) -> torch.Tensor:
-        """Return the gradient `[H, S, S]` of the state before the slice, given zero after it."""
+        """Return the gradient `[H, S, S]` of the state before the slice, without later ranks."""
         count, G = self._cut.of_first, self._saved.G
         self._launch_map(self._cut.without_first, self._d_states)
         if count == 1 or G is None:

@@ -1,4 +1,4 @@
-"""The segmented scan of one rank's slice in CUDA C++: the forward pass, cut at its exchange.
+"""The segmented scan of one rank's slice in CUDA C++: the forward pass around its exchange.
 
 In addition to the kernels of scan_forward.py, three kernels run before and after the exchange. The
 last sequence of a slice ends with a segment of less than a tile, the tail, so that all segments
@@ -238,7 +238,7 @@ class CudaSlice:
         return self._cut.segments.total * H * (S // PANEL), 1
 
     def _join_maps(self) -> None:
-        """Compute the map of the last sequence's whole tiles; in a second round of marked heads.
+        """Compute the map of the last sequence's whole tiles; in a second round for marked heads.
 
         R starts from the sequence's initial state; if the sequence begins on another rank, from
         zero.
