@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: parts of programs, and threads without a context (recorded calls)."""
+"""Calls of the CUDA driver in threads without a context, with a fake driver."""
 
 import ctypes
 from types import SimpleNamespace
@@ -6,9 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.cuda import driver, nvrtc
-
-from tests.quasar_kernels.cuda.installed import needs_nvrtc
+from fla.ops.quasar.cuda import driver
 
 NO_CONTEXT = 201
 
@@ -40,19 +38,3 @@ def test_kernels_and_tensor_maps_need_no_context_of_the_thread(current):
     current.clear()
     assert driver.tensor_map(16, (64, 8, 1, 1), (64, 512, 512), (64, 1, 1, 1))
     assert len(current) == 1
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("capability", [(9, 0), (99, 0)], ids=["machine code", "PTX"])
-def test_a_kernel_is_looked_for_in_its_part_only(capability):
-    names = ["quasar_a_map_bf16", "quasar_a_bf16", "quasar_map"]
-    parts = [
-        nvrtc.compile_cached(
-            "part",
-            f'extern "C" {{ __global__ void {x}() {{}} __device__ int {x}_launch; }}',
-            {},
-            capability,
-        )
-        for x in names
-    ]
-    assert [driver.part_with(name, parts) for name in reversed(names)] == [2, 1, 0]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 from fla.ops.quasar import cache, switches
-from fla.ops.quasar.cuda import nvrtc
+from fla.ops.quasar.cuda import driver, nvrtc
 from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.cuda.scan import slice_forward as cuda_slice
@@ -19,9 +19,19 @@ from fla.ops.quasar.layer import hopper, portable
 
 from benchmarks.resources import cache as developer_cache
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
-from tests.quasar_kernels.cuda.installed import needs_nvrtc
 
 HOPPER = (9, 0)
+
+
+def is_missing():
+    try:
+        nvrtc.load_library()
+    except nvrtc.CudaUnavailableError:
+        return True
+    return False
+
+
+needs_nvrtc = pytest.mark.skipif(is_missing(), reason="NVRTC is not installed")
 KERNEL = 'extern "C" __global__ void quasar_kernel() {}'
 
 
@@ -62,6 +72,22 @@ def test_a_program_is_compiled_again_only_after_a_change(compilations, monkeypat
     monkeypatch.setattr(nvrtc, "_version", lambda library: (99, 0))  # another compiler
     compile_program()
     assert len(compilations) == len(entries()) == 6
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("capability", [(9, 0), (99, 0)], ids=["machine code", "PTX"])
+def test_a_kernel_is_looked_for_in_its_part_only(capability):
+    names = ["quasar_a_map_bf16", "quasar_a_bf16", "quasar_map"]
+    parts = [
+        nvrtc.compile_cached(
+            "part",
+            f'extern "C" {{ __global__ void {x}() {{}} __device__ int {x}_launch; }}',
+            {},
+            capability,
+        )
+        for x in names
+    ]
+    assert [driver.part_with(name, parts) for name in reversed(names)] == [2, 1, 0]
 
 
 @needs_nvrtc

@@ -46,15 +46,10 @@ def test_all_ranks_decide_by_the_longest_slice(own, longest, saves):
     assert autograd.saves_results(CALL, inputs(own), WEIGHTS, rank) is saves
 
 
-def test_the_limit_is_a_setting(monkeypatch):
-    saves = []
-    for limit in ("0", "100", "1000"):
+def test_the_limit_is_a_setting_and_a_whole_number(monkeypatch):
+    for limit, saves in (("0", False), ("100", False), ("1000", True)):
         monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
-        saves.append(autograd.saves_results(CALL, inputs(65_536), WEIGHTS))
-    assert saves == [False, False, True]
-
-
-def test_a_limit_that_is_not_a_whole_number_is_refused(monkeypatch):
+        assert autograd.saves_results(CALL, inputs(65_536), WEIGHTS) is saves
     monkeypatch.setenv("QUASAR_KEEP_MIB", "1.5")
     with pytest.raises(ValueError, match=r"QUASAR_KEEP_MIB is '1\.5'"):
         autograd.saves_results(CALL, inputs(65_536), WEIGHTS)
