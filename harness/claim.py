@@ -161,17 +161,12 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
         runs=len(counted[target]),
         median=median(m.tokens_per_sec for m in counted[target]),
         limits=limits,
-        rejected=_rejections(runs),
-    )
-
-
-def _rejections(runs: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
-    """Return a sentence for each run that does not count."""
-    return tuple(
-        f"run {number} at {length} tokens ({run.tokens_per_sec:,.0f} tokens/s): {reason}"
-        for length in sorted(runs)
-        for number, run in enumerate(runs[length], 1)
-        if (reason := rejection(run))
+        rejected=tuple(
+            f"run {number} at {length} tokens ({run.tokens_per_sec:,.0f} tokens/s): {reason}"
+            for length in sorted(runs)
+            for number, run in enumerate(runs[length], 1)
+            if (reason := rejection(run))
+        ),
     )
 
 

@@ -162,7 +162,8 @@ class SubjectProxy:
             raise self._ended() from None
         failure = body.get("failure")
         if isinstance(failure, dict):
-            raise _failure_of(failure)
+            kind: Kind = next((k for k in _KINDS if k == failure.get("kind")), "protocol")
+            raise WorkerError(str(failure.get("reason", ""))[:2000], kind)
         return body, contents
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
@@ -211,8 +212,3 @@ class SubjectProxy:
             return WorkerError("the code under test closed the referee's channel", "protocol")
         self._pid = 0
         return WorkerError(*without_result(os.waitstatus_to_exitcode(status)))
-
-
-def _failure_of(failure: dict[str, Any]) -> WorkerError:
-    kind: Kind = next((kind for kind in _KINDS if kind == failure.get("kind")), "protocol")
-    return WorkerError(str(failure.get("reason", ""))[:2000], kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -29,12 +30,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_model(info: str) -> str | None:
-    """Return the first model's name in the text of /proc/cpuinfo."""
-    lines = (line.partition(":") for line in info.splitlines())
-    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
 
 
 def usable_memory(host_bytes: int, root: Path = Path("/")) -> int:
@@ -70,6 +65,8 @@ def describe(device: torch.device) -> Environment:
     state = snapshot() if gpu is not None else None
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cpus = Path("/proc/cpuinfo")
+    info = cpus.read_text() if cpus.exists() else ""
+    model = re.search(r"^model name\s*:(.*)$", info, re.MULTILINE)
     versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     return Environment(
         device="cpu" if gpu is None else "cuda",
@@ -83,7 +80,7 @@ def describe(device: torch.device) -> Environment:
         compute_capability=None if gpu is None else f"{gpu.major}.{gpu.minor}",
         driver=None if state is None else state.driver,
         cpu_count=os.cpu_count() or 1,
-        cpu=_cpu_model(cpus.read_text()) if cpus.exists() else None,
+        cpu=model[1].strip() if model else None,
         usable_cpus=len(os.sched_getaffinity(0)),
         memory_mb=usable_memory(host_bytes) / 2**20,
         packages=versions,

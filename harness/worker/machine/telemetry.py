@@ -38,14 +38,6 @@ def _handle(nvml: Any, environ: Mapping[str, str]) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(first))
 
 
-def _slowdowns(nvml: Any, mask: int) -> tuple[str, ...]:
-    return tuple(
-        label
-        for name, label in _SLOWDOWNS.items()
-        if mask & getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)
-    )
-
-
 class Watch:
     """Reads the GPU's state periodically, from another process than the timed one.
 
@@ -161,14 +153,15 @@ def _state(nvml: Any, gpu: Any) -> Snapshot:
     # The second version leaves out the memory that the driver reserves.
     memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2))
     violation = read(lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL))
-    mask = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+    mask = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)) or 0
+    bits = {label: f"nvmlClocksThrottleReason{name}" for name, label in _SLOWDOWNS.items()}
     driver = read(nvml.nvmlSystemGetDriverVersion)
     return Snapshot(
         sm_clock_mhz=read(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
         memory_clock_mhz=read(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
         temperature_c=read(lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
         power_w=None if power is None else power / 1000,
-        slowdowns=() if mask is None else _slowdowns(nvml, mask),
+        slowdowns=tuple(label for label, bit in bits.items() if mask & getattr(nvml, bit, 0)),
         thermal_throttle_ns=None if violation is None else violation.violationTime,
         ecc_uncorrected=read(
             lambda: nvml.nvmlDeviceGetTotalEccErrors(
