@@ -35,12 +35,9 @@ class QuasarAttention(nn.Module):
         super().__init__()
         width = num_heads * head_dim
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(hidden_size, width, bias=False)
-        self.v_proj = nn.Linear(hidden_size, width, bias=False)
-        self.q_conv1d = ShortConvolution(width, 4)
-        self.k_conv1d = ShortConvolution(width, 4)
-        self.v_conv1d = ShortConvolution(width, 4)
+        for name in "qkv":
+            self.add_module(f"{name}_proj", nn.Linear(hidden_size, width, bias=False))
+            self.add_module(f"{name}_conv1d", ShortConvolution(width, 4))
         self.beta_log = nn.Parameter(torch.log(torch.empty(num_heads).uniform_(1, 16)))
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
@@ -49,19 +46,12 @@ class QuasarAttention(nn.Module):
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
 
     def forward(self, hidden_states, **kwargs):
-        q = self.q_conv1d(self.q_proj(hidden_states))
-        k = self.k_conv1d(self.k_proj(hidden_states))
-        v = self.v_conv1d(self.v_proj(hidden_states))
-        q, k, v, gate = (
-            x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v, self.g_proj(hidden_states))
-        )
-        o, _ = chunk_quasar(
-            q=q,
-            k=k,
-            v=v,
-            beta=F.softplus(self.beta_log),
-            initial_state=None,
-            output_final_state=False,
-            cu_seqlens=None,
-        )
+        heads = -1, self.head_dim
+        qkv = {}
+        for name in "qkv":
+            projected = self.get_submodule(f"{name}_proj")(hidden_states)
+            qkv[name] = self.get_submodule(f"{name}_conv1d")(projected).unflatten(-1, heads)
+        gate = self.g_proj(hidden_states).unflatten(-1, heads)
+        rest = {"initial_state": None, "output_final_state": False, "cu_seqlens": None}
+        o, _ = chunk_quasar(**qkv, beta=F.softplus(self.beta_log), **rest)
         return self.o_proj(self.o_norm(o, gate).flatten(-2)), None, None
