@@ -1,7 +1,5 @@
 """Set-up of all tests. It needs only pytest, because GPU machines may have no other package."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

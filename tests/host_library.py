@@ -7,8 +7,6 @@ On a machine without a GPU, the torch path is tested. Tests of fla's own kernels
 backends are skipped.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

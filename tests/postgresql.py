@@ -1,7 +1,5 @@
 """A real PostgreSQL server for a run of tests; where none is installed they are skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

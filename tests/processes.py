@@ -1,7 +1,5 @@
 """Processes that tests start, and waiting for conditions."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -66,6 +64,14 @@ def helps_of(lines: Iterable[Sequence[str]], **options: Any) -> list[str]:
     assert (done.returncode, done.stderr) == (0, "")
     helps: list[str] = json.loads(done.stdout)
     return helps
+
+
+def put_program(path: Path, script: str) -> Path:
+    """Write a shell script as a program, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 @contextmanager

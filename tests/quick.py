@@ -1,7 +1,5 @@
 """`pytest --quick` fails tests that start a process or load NVRTC."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -25,7 +23,6 @@ class Quick:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Check a test and its fixtures."""
         self._runs = True
         try:
             return (yield)

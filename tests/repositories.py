@@ -1,7 +1,5 @@
 """Real git repositories, independent of this user's git settings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping
@@ -18,7 +16,6 @@ GIT_ENVIRONMENT = {
 
 
 def run_git(folder: Path, *words: str) -> str:
-    """Run git and return its output."""
     done = subprocess.run(
         ["git", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always", *words],
         cwd=folder,

@@ -1,18 +1,18 @@
 """HTTP servers on loopback, whose replies a test defines."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from tests.processes import HANG, wait_for
+from tests.processes import HANG, run, wait_for
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for no time
 
@@ -46,7 +46,14 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def read_body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
 
     def send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole reply, without the default headers Server and Date."""
@@ -84,6 +91,43 @@ def serving(server: HTTPServer) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join(HANG)
+
+
+@contextmanager
+def dripping(first: bytes, drop: bytes) -> Iterator[str]:
+    """Serve one connection at a time, with replies that begin with `first` and never end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:  # the block has ended
+                    return
+                with suppress(OSError), client:
+                    client.recv(2**16)
+                    client.sendall(first)
+                    while listener.fileno() >= 0:
+                        client.sendall(drop)
+                        time.sleep(0.01)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def free_port() -> int:
+    """Return a port of loopback at which nothing listens."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
+
+
+def make_certificate(folder: Path, *names: str) -> tuple[Path, Path]:
+    """Return the files of a self-signed certificate and its key; `names` are its subject."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    make = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj")
+    run(*make, *names, "-keyout", key, "-out", certificate, check=True)
+    return certificate, key
 
 
 @contextmanager

@@ -6,8 +6,6 @@ more than half of a worker's time on a CPU. The layer and the operator find all 
 import. `neurons/embedded/test_upstream.py` uses the whole fla.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import distribution
 from pathlib import Path
 

@@ -5,8 +5,6 @@ before. A block after `<!-- example: needs a GPU -->` is compiled, and its impor
 are executed. Each document has a process of its own.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -115,3 +113,11 @@ def test_the_tests_that_the_security_page_names_exist():
     files = run("git", "ls-files", "tests", check=True).stdout
     assert len(names) > 10
     assert not [name for name in names if name not in tests + files]
+
+
+def test_each_row_of_the_fault_table_has_tests_with_its_number():
+    page = (PROJECT / "docs/reliability.md").read_text()
+    rows = re.findall(r"^\| (\d\d) \|", page, re.MULTILINE)
+    tests = run("git", "grep", "-hoE", "^def test_row_[0-9]{2}_", "--", "tests", check=True).stdout
+    assert rows == [f"{row:02}" for row in range(1, 36)]
+    assert set(re.findall("test_row_(..)_", tests)) == set(rows)

@@ -1,7 +1,5 @@
 """A trial run from end to end: `python -m neurons.miner` without a .env."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -41,20 +39,17 @@ class Miner:
     def folder(self) -> Path:
         return self.state / "embedded"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        folders = dict.fromkeys(("HOME", "TMPDIR"), str(self.temporary))
+        settings = {"ENV_FILE": "/dev/null", "GITHUB_TOKEN": CANARY, "DEVICE": "cpu"}
+        return {"PATH": os.environ["PATH"], "PYTHONPATH": self.path, **folders, **settings}
+
     def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "neurons.miner", *arguments, "--state-dir", str(self.state)],
             cwd=PROJECT,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.temporary),
-                "PYTHONPATH": self.path,
-                "TMPDIR": str(self.temporary),
-                "ENV_FILE": "/dev/null",
-                "GITHUB_TOKEN": CANARY,
-                "DEVICE": "cpu",
-                **environ,
-            },
+            env={**self.environment, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

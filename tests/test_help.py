@@ -1,7 +1,5 @@
 """`--help` works with the base dependencies only, and has the options that documents use."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -72,7 +70,6 @@ def modules() -> list[str]:
 
 
 def cases() -> list[str]:
-    """Return the cases of the benchmarks."""
     files = sorted((PROJECT / "benchmarks/cases").glob("*.py"))
     return [path.stem for path in files if "\ndef measure(" in path.read_text()]
 

@@ -1,7 +1,5 @@
 """Ctrl-C while a command imports its modules or runs: exit status 130, and no traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

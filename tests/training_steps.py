@@ -1,7 +1,5 @@
 """Training steps of a model by one process or a group, and their comparison."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -25,8 +23,6 @@ STEPS = 5
 
 
 class Steps(NamedTuple):
-    """The results of training steps."""
-
     first: dict[str, torch.Tensor]  # the gradients of the first step
     moved: dict[str, torch.Tensor]  # the change of the parameters over all steps
     graphs: int  # number of CUDA graphs of the layers after the steps

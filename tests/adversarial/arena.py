@@ -6,8 +6,6 @@ tree is `time`, so a cheat may look for it. Proofs have fewer and shorter chains
 worker's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

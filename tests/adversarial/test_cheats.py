@@ -1,7 +1,5 @@
 """Cheating and wrong kernels: the harness must refuse each for the right reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -53,37 +51,21 @@ LAYERS = {
     "ScribblesOnItsInput": "layer: inputs changed (x",
     "SkipsTheConvolution": "layer: relative RMS error",
 }
+RESTING = ("RestsWhileTimed", "RemembersByVersion", "RemembersByContent")
+PARTLY = ("ComputesOnlyTheBeginning", "ZeroesAChunk", "KnowsItsProcess", "ReusesOutputsByAddress")
 TIMED = {
-    "RestsWhileTimed": IDLE,
-    "RemembersByVersion": IDLE,
-    "RemembersByContent": IDLE,
-    "ComputesOnlyTheBeginning": DIGESTS,
-    "ZeroesAChunk": DIGESTS,
-    "KnowsItsProcess": DIGESTS,
-    "ComputesWhenRead": IDLE,
+    **dict.fromkeys((*RESTING, "ComputesWhenRead", "ForgesItsTime"), IDLE),
+    **dict.fromkeys(PARTLY, DIGESTS),
     "PatchesTheClock": "replaced time.time",
     "PatchesSynchronize": "replaced torch.cuda.synchronize",
-    "ForgesItsTime": IDLE,
-    "ReusesOutputsByAddress": DIGESTS,
 }
-PROVEN = {
-    "ForgesItsDigests": DIGESTS,
-    "ForgesByBatches": DIGESTS,
-    "ForgesByHalves": DIGESTS,
-    "ForgesByALoop": DIGESTS,
-    "ForgesAPreparedChain": DIGESTS,
-    "ForgesSolvedDigests": "digests: size",
-    "ForgesEveryOtherCall": DIGESTS,
-    "ForgesOneCallInFour": DIGESTS,
-    "ForgesByWindows": DIGESTS,
-    "ForgesAllButTheLast": DIGESTS,
-    "PreparesItsProjections": DIGESTS,
-    "KeepsItsWeights": DIGESTS,
-    "LeavesChannelsOut": DIGESTS,
-    "LeavesTokensOut": DIGESTS,
-    "ComputesInBfloat16": DIGESTS,
-    "DropsSmallFactors": DIGESTS,
-}
+WRONG_DIGESTS = (
+    *("ForgesItsDigests", "ForgesByBatches", "ForgesByHalves", "ForgesByALoop"),
+    *("ForgesAPreparedChain", "ForgesEveryOtherCall", "ForgesOneCallInFour", "ForgesByWindows"),
+    *("ForgesAllButTheLast", "PreparesItsProjections", "KeepsItsWeights", "LeavesChannelsOut"),
+    *("LeavesTokensOut", "ComputesInBfloat16", "DropsSmallFactors"),
+)
+PROVEN = {**dict.fromkeys(WRONG_DIGESTS, DIGESTS), "ForgesSolvedDigests": "digests: size"}
 SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose calls take at least 30 ms; no change of their process must raise their speed."""
 LENGTHS = {
@@ -158,7 +140,5 @@ def test_the_subject_cannot_raise_its_measured_speed(verdicts: dict[str, str], n
 
 
 @pytest.mark.parametrize("name", [name for _, _, name, _ in CHEATS])
-def test_row_26_a_cheat_is_refused_for_the_right_reason(
-    verdicts: dict[str, str], name: str
-) -> None:
+def test_row_26_a_cheat_is_refused_for_the_right_reason(verdicts, name):
     assert REASONS[name] in verdicts[name], verdicts[name] or "not refused"

@@ -1,7 +1,5 @@
 """`python -m tests.live --subnet DIR --fork DIR ...`: runs the miner against the public code."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import signal
@@ -38,7 +36,6 @@ MOMENTS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
     result = argparse.ArgumentParser(
         prog="python -m tests.live",
         description="Judge the miner against the public subnet's own code on loopback.",

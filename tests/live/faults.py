@@ -1,7 +1,5 @@
 """Faults of a network, a gateway or a server, drawn by a seed."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Collection
@@ -22,8 +20,6 @@ OVERSIZE_BYTES = 2**21
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP reply."""
-
     status: int
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
@@ -32,8 +28,6 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of one request."""
-
     name: str  # in the report
     forwarded: bool  # whether the server receives the request
     # maps the server's reply (None without one) to the miner's; None breaks the connection

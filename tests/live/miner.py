@@ -1,7 +1,5 @@
 """The miner as an operator runs it, with a .env, a wallet and a state folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -74,10 +72,8 @@ class Miner:
             self._process.stop()
 
     def kill(self) -> None:
-        """Kill a running command."""
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
 
     def entries(self) -> list[Entry]:
-        """Return every submission of the journal, oldest first."""
         return read_journal(self._journal, self.hotkey)

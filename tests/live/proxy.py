@@ -68,7 +68,6 @@ class Proxy:
             self.records.append(record)
 
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply | None:
-        """Return the API's reply; None if there is none."""
         connection = http.client.HTTPConnection(*self._upstream, timeout=UPSTREAM_SECONDS)
         try:
             connection.request(method, path, body or None, headers)

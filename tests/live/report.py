@@ -1,7 +1,5 @@
 """Compares the public database with the miner's journal, and reports findings."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -37,7 +35,6 @@ class Row:
         return self.validated and not self.is_revealed
 
     def words(self) -> str:
-        """Return the row on one line."""
         score = "-" if self.score is None else f"{self.score:.3f}"
         return (
             f"{self.life}/{self.id} {'direct' if self.commitment_hash is None else 'commit'} "
@@ -48,8 +45,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Entry:
-    """One submission of the miner's journal."""
-
     id: int
     mode: str
     state: str
@@ -62,7 +57,6 @@ class Entry:
     holds: tuple[str, ...] = ()  # the reason of each time it was HELD
 
     def owns(self, row: Row) -> bool:
-        """Return whether `row` belongs to this submission."""
         if row.commitment_hash is not None:
             return row.commitment_hash == self.commitment_hash
         claims = [(each.commit_hash, each.tokens_per_sec) for each in (row, self)]
@@ -71,8 +65,6 @@ class Entry:
 
 @dataclass
 class Cycle:
-    """One cycle of the miner."""
-
     number: int
     mode: str
     began: float  # Unix seconds; later submissions belong to this cycle or a later one
@@ -94,7 +86,6 @@ class Finding:
 
 
 def read_rows(databases: Sequence[Path], hotkey: str) -> list[Row]:
-    """Return the hotkey's rows of all databases of the public API."""
     query = "SELECT * FROM speed_submissions WHERE miner_hotkey = ? ORDER BY id"
     return [
         Row(
@@ -222,7 +213,6 @@ def _stops(cycle: Cycle) -> list[Finding]:
 
 
 def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Finding]) -> str:
-    """Return the report as text."""
     lines = []
     for cycle in cycles:
         again = f", started {cycle.starts} times" if cycle.starts > 1 else ""

@@ -1,11 +1,8 @@
 """The public API and validator as processes, and the repository of the fork."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -15,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.servers import free_port
 
 PUBLIC_PARTS = ("validator_api", "neurons", "quasar")
 READY_SECONDS = 60.0
@@ -106,7 +105,6 @@ class Process:
                 os.killpg(self._child.pid, number)
 
     def stop(self) -> None:
-        """End the group."""
         if self._child is not None:
             self.signal(signal.SIGTERM)
             self.wait(STOP_SECONDS)
@@ -124,7 +122,7 @@ class PublicApi:
     """
 
     def __init__(self, python: str, code: Path, folder: Path, blocks_until_reveal: int) -> None:
-        self._folder, self._code, self._port = folder, code, _free_port()
+        self._folder, self._code, self._port = folder, code, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [python, "-m", "uvicorn", "validator_api.app:app"]
         self._command += ["--host", "127.0.0.1", "--port", str(self._port)]
@@ -184,9 +182,3 @@ def public_validator(python: str, code: Path, folder: Path, api: str, seconds: f
     )
     command = [python, str(DRIVER), str(code), str(seconds)]
     return Process(command, environment, code, folder / "validator.log")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

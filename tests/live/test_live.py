@@ -1,7 +1,5 @@
 """One cycle in each mode against the public code at the paths in QUASAR_LIVE_* (README.md)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report finds duplicates, losses, false verdicts and stops that need the operator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ PYTHON is the public code's interpreter. The public `forward` calls
 base class's `__init__` needs a chain, so the object is made without it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """Fixtures of several packages: a real and a fake validator API, a fake GitHub, its upstream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +18,6 @@ from tests.repositories import make_repository, run_git
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[LiveApi]:
-    """A validator API with an empty database."""
     with live_api.serve(tmp_path) as live:
         yield live
 
@@ -34,7 +31,6 @@ def quick_retries() -> Iterator[None]:
 
 @pytest.fixture
 def fake_api() -> FakeValidatorApi:
-    """The state of a fake validator API."""
     return FakeValidatorApi()
 
 
@@ -47,7 +43,6 @@ def url(fake_api: FakeValidatorApi, quick_retries: None) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[ApiClient]:
-    """A client of the fake API."""
     with closing(ApiClient(url, Key())) as client:
         yield client
 

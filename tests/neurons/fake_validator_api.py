@@ -1,7 +1,5 @@
 """A fake validator API with the public service's protocol, and any fault on demand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -39,8 +37,6 @@ RESET = Fault()
 
 @dataclass
 class Request:
-    """One received request."""
-
     method: str
     path: str
     query: dict[str, list[str]]
@@ -93,11 +89,9 @@ class FakeValidatorApi:
         self._lock = threading.Lock()
 
     def count(self, path: str) -> int:
-        """Return the number of requests to `path`."""
         return sum(request.path == path for request in self.requests)
 
     def body_of(self, path: str) -> Any:
-        """Return the body of the first request to `path`."""
         return next(request.body for request in self.requests if request.path == path)
 
     def wipe(self) -> None:
@@ -107,7 +101,6 @@ class FakeValidatorApi:
         self.registered, self.rows, self.weights, self.performers = set(), [], [], []
 
     def wipe_once(self) -> None:
-        """Empty the database if this has not happened before."""
         if self.databases == 1:
             self.wipe()
 
@@ -278,17 +271,12 @@ class FakeValidatorApi:
     def _add(self, body: dict[str, Any]) -> dict[str, Any]:
         row = {
             "id": len(self.rows) + 1,
-            "miner_hotkey": body["miner_hotkey"],
-            "target_sequence_length": body["target_sequence_length"],
+            **{name: body[name] for name in ("miner_hotkey", "target_sequence_length")},
             "commitment_hash": "",
-            "reveal_block": 0,
+            **dict.fromkeys(("reveal_block", "tokens_per_sec"), 0),
+            **dict.fromkeys(("fork_url", "commit_hash")),
+            **dict.fromkeys(("validated", "judged_early", "fetched"), False),
             "is_revealed": True,
-            "fork_url": None,
-            "commit_hash": None,
-            "tokens_per_sec": 0.0,
-            "validated": False,
-            "judged_early": False,
-            "fetched": False,
             "revealed_at": self.clock(),
             "created_at": datetime.fromtimestamp(self.clock(), timezone.utc)
             .replace(tzinfo=None)
@@ -304,6 +292,11 @@ def _ok(value: Any) -> Answer:
 
 def _refuse(status: int, detail: str) -> Answer:
     return Answer(status, json.dumps({"detail": detail}).encode())
+
+
+class _Server(Server):
+    fake_api: FakeValidatorApi
+    date: str | None = None
 
 
 class _Handler(Handler):
@@ -328,11 +321,6 @@ class _Handler(Handler):
         self.send(answer.status, answer.body, headers)
 
 
-class _Server(Server):
-    fake_api: FakeValidatorApi
-    date: str | None = None
-
-
 def respond(fake_api: FakeValidatorApi, request: httpx.Request) -> httpx.Response:
     """Answer a request of an httpx.MockTransport, or raise a ReadError."""
     headers = {key.lower(): value for key, value in request.headers.items()}
@@ -346,7 +334,6 @@ def respond(fake_api: FakeValidatorApi, request: httpx.Request) -> httpx.Respons
 
 @contextmanager
 def serve(fake_api: FakeValidatorApi, date: str | None = None) -> Iterator[str]:
-    """Serve `fake_api` on a free loopback port; yield its address."""
     server = _Server(_Handler)
     server.fake_api, server.date = fake_api, date
     with serving(server):

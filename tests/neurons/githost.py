@@ -1,7 +1,5 @@
 """A fake GitHub on loopback: its REST calls, and real git over HTTP by git http-backend."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil
@@ -45,8 +43,11 @@ class GitHub:
         script: replies to successive requests, by `METHOD path`, in place of the normal ones.
         polls_until_made: the number of polls in which a new fork is still missing.
         seen: `METHOD path` of each request, with its headers.
-        command_lines: the command lines of all processes while a git request was served.
+        command_lines: if a set, git requests add the command lines of all processes to it.
         hang: git requests wait until this is set.
+        anonymous: the status of replies to git requests without a credential; 200 serves them.
+        authorized: the same for requests with a credential.
+        renamed: repositories that moved, with their present names.
     """
 
     def __init__(self, folder: Path, upstream: Path) -> None:
@@ -57,10 +58,17 @@ class GitHub:
         self.script: dict[str, list[Answer]] = {}
         self.polls_until_made = 0
         self.seen: list[tuple[str, dict[str, str]]] = []
-        self.command_lines: set[str] = set()
+        self.command_lines: set[str] | None = None
         self.hang = threading.Event()
+        self.anonymous = self.authorized = 200
+        self.renamed: dict[str, str] = {}
         self.url = ""
         self.add(UPSTREAM, upstream)
+
+    @property
+    def credentials(self) -> list[str]:
+        """The requests that carried a credential."""
+        return [line for line, headers in self.seen if "Authorization" in headers]
 
     def add(self, name: str, copied_from: Path | None = None, **facts: Any) -> None:
         """Add a repository, as a copy of `copied_from` if that is set."""
@@ -76,7 +84,6 @@ class GitHub:
         }
 
     def fork(self, name: str, **facts: Any) -> None:
-        """Add a fork of the upstream."""
         source = self.repositories[UPSTREAM]
         self.add(
             name,
@@ -85,7 +92,6 @@ class GitHub:
         )
 
     def rest(self, method: str, path: str, body: dict[str, Any]) -> Answer:
-        """Return GitHub's reply to a REST call."""
         words = path.strip("/").split("/")
         if path == "/user":
             headers = {} if self.scopes is None else {"X-OAuth-Scopes": self.scopes}
@@ -103,6 +109,10 @@ class GitHub:
         return Answer(200, {"clone_url": f"{self.url}/{found['full_name']}.git", **found})
 
 
+class _Server(Server):
+    host: GitHub
+
+
 class _Handler(Handler):
     server: _Server
 
@@ -114,7 +124,8 @@ class _Handler(Handler):
         if scripted:
             self.answer(scripted.pop(0))
         elif ".git/" in path:
-            host.command_lines |= running_command_lines()
+            if host.command_lines is not None:
+                host.command_lines |= running_command_lines()
             host.hang.wait()
             self.git(path, body)
         elif self.headers.get("Authorization") != f"Bearer {CANARY}":
@@ -131,34 +142,21 @@ class _Handler(Handler):
 
     def git(self, path: str, body: bytes) -> None:
         """Serve a public repository: everybody may read, and the token may write."""
+        host, credential = self.server.host, self.headers.get("Authorization")
+        status = host.authorized if credential else host.anonymous
         writes = "git-receive-pack" in self.path
         basic = base64.b64encode(f"x-access-token:{CANARY}".encode()).decode()
-        if writes and self.headers.get("Authorization") != f"Basic {basic}":
-            self.answer(Answer(401, b"", {"WWW-Authenticate": 'Basic realm="git"'}))
-            return
-        env = {
-            **GIT_ENVIRONMENT,
-            "GIT_PROJECT_ROOT": str(self.server.host.folder),
-            "GIT_HTTP_EXPORT_ALL": "1",
-            "PATH_INFO": path,
-            "QUERY_STRING": urlsplit(self.path).query,
-            "REQUEST_METHOD": self.command,
-            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
-            "CONTENT_LENGTH": str(len(body)),
-            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
-            "REMOTE_USER": "miner" if writes else "",
-            "REMOTE_ADDR": "127.0.0.1",
-        }
-        done = subprocess.run(["git", "http-backend"], input=body, env=env, capture_output=True)
-        head, _, content = done.stdout.partition(b"\r\n\r\n")
-        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
-        status = int(fields.pop("Status", "200").split()[0])
-        self.answer(Answer(status, content, fields))
-
-
-class _Server(Server):
-    host: GitHub
+        if writes and credential != f"Basic {basic}":
+            status = 401
+        name = path.strip("/").partition(".git/")[0]
+        if status != 200:
+            challenge = {"WWW-Authenticate": 'Basic realm="git"'} if status == 401 else {}
+            self.send(status, b"", challenge)
+        elif name in host.renamed:
+            place = self.path.replace(name, host.renamed[name], 1)
+            self.send(301, b"", {"Location": host.url + place})
+        else:
+            run_backend(self, host.folder, body, pushes=writes)
 
 
 def running_command_lines() -> set[str]:
@@ -172,9 +170,31 @@ def running_command_lines() -> set[str]:
     return found
 
 
+def run_backend(handler: Handler, root: Path, body: bytes, *, pushes: bool) -> None:
+    """Reply to a request as `git http-backend` does for the repositories in `root`."""
+    path, _, query = handler.path.partition("?")
+    env = GIT_ENVIRONMENT | {
+        "GIT_PROJECT_ROOT": str(root),
+        "GIT_HTTP_EXPORT_ALL": "1",
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "REQUEST_METHOD": handler.command,
+        "CONTENT_TYPE": handler.headers.get("Content-Type", ""),
+        "CONTENT_LENGTH": str(len(body)),
+        "HTTP_CONTENT_ENCODING": handler.headers.get("Content-Encoding", ""),
+        "GIT_PROTOCOL": handler.headers.get("Git-Protocol", ""),
+        "REMOTE_USER": "someone" if pushes else "",
+    }
+    command = ["git", "http-backend"]  # its status is 1 if it refuses a commit
+    done = subprocess.run(command, input=body, env=env, capture_output=True, check=False)
+    head, _, content = done.stdout.partition(b"\r\n\r\n")
+    headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+    status = int(headers.pop("Status", "200").split()[0])
+    handler.send(status, content, headers)
+
+
 @contextmanager
 def serve(folder: Path, upstream: Path) -> Iterator[GitHub]:
-    """Serve the fake GitHub on a free port of loopback."""
     host = GitHub(folder, upstream)
     host.hang.set()
     server = _Server(_Handler)

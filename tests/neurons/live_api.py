@@ -1,7 +1,5 @@
 """A real validator API on a loopback port, with a clock that tests set, and hotkeys that sign."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -77,7 +75,6 @@ class LiveApi:
         return self.http.post(path, content=content, headers=headers | JSON)
 
     def queue(self, **params: Any) -> Any:
-        """Return a page of the validators' queue."""
         target = str(httpx.URL("/validation_queue", params=params))
         headers = signed_headers(VALIDATOR, "GET", target, b"", time.time())
         response = self.http.get(target, headers=headers)
@@ -96,7 +93,6 @@ class LiveApi:
         return response.json()
 
     def refusal(self, path: str, body: Any, key: Hotkey | None = None) -> tuple[int, Any]:
-        """Return the status and the detail of a refused call."""
         response = self.post(path, body, key)
         return response.status_code, response.json()["detail"]
 
@@ -125,7 +121,6 @@ class LiveApi:
         self.ok("/reveal_submission", revelation(key, row, salt), key)
 
     def pending(self, **params: Any) -> list[int]:
-        """Return the ids of the pending commitments, newest first."""
         rows = self.get("/pending_reveals", **params)["pending_reveals"]
         return [row["submission_id"] for row in rows]
 
@@ -135,7 +130,6 @@ class LiveApi:
         return [(row["hotkey"], row["weight"]) for row in rows]
 
     def refused_verdict(self, path: str, body: Any, key: Hotkey = VALIDATOR) -> tuple[int, Any]:
-        """Return the status of a validator's refused write, and its detail."""
         response = self.verdict(path, body, key)
         return response.status_code, response.json()["detail"]
 
@@ -152,26 +146,16 @@ def submission(
     commit: str = COMMIT,
     benchmarks: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, Any]:
-    text = protocol.submission_text(fork, commit, speed, benchmarks)
-    return {
-        "miner_hotkey": key.hotkey,
-        "fork_url": fork,
-        "commit_hash": commit,
-        "target_sequence_length": target,
-        "tokens_per_sec": speed,
-        "benchmarks": benchmarks,
-        "signature": key.sign(text),
-    }
+    signature = key.sign(protocol.submission_text(fork, commit, speed, benchmarks))
+    code = {"fork_url": fork, "commit_hash": commit, "target_sequence_length": target}
+    claim = {"tokens_per_sec": speed, "benchmarks": benchmarks}
+    return {"miner_hotkey": key.hotkey, "signature": signature, **code, **claim}
 
 
 def commitment(key: Hotkey, salt: str = "salt", fork: str = FORK) -> dict[str, Any]:
     digest = protocol.commitment_hash(salt, fork)
-    return {
-        "miner_hotkey": key.hotkey,
-        "commitment_hash": digest,
-        "target_sequence_length": 100_000,
-        "signature": key.sign(digest),
-    }
+    body = {"commitment_hash": digest, "target_sequence_length": 100_000}
+    return {"miner_hotkey": key.hotkey, "signature": key.sign(digest), **body}
 
 
 def revelation(
