@@ -1,7 +1,5 @@
 """The embedded subnet: its selection, its settings, and the supervision of its processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -51,16 +49,14 @@ def test_user_settings_apply_unless_they_reach_other_machines(tmp_path, monkeypa
     environ = {"GITHUB_TOKEN": "ghp_canary", "SUBTENSOR_NETWORK": "finney", "CLAIM_RUNS": "5"}
     flags = {"state_dir": tmp_path, "target_sequence_length": "512", "device": "cpu"}
     settings = embedded_settings(flags, environ)
-    assert settings.github_token is None
-    assert settings.subtensor_network == "offline"
+    assert (settings.github_token, settings.subtensor_network) == (None, "offline")
     assert settings.state_dir == tmp_path / "embedded"
     assert settings.wallet_path.is_relative_to(settings.state_dir)
-    assert (settings.claim_runs, settings.target_sequence_length) == (5, 512)
-    assert settings.claim_headroom == 0.5
+    claim = (settings.claim_runs, settings.target_sequence_length, settings.claim_headroom)
+    assert claim == (5, 512, 0.5)
     monkeypatch.setattr(settings_module, "resolve_device", lambda device: "cuda")
-    on_gpu = embedded_settings({"state_dir": tmp_path}, {})
-    assert (on_gpu.device, on_gpu.target_sequence_length) == ("cuda", "auto")
-    assert on_gpu.claim_headroom == 0.0
+    gpu = embedded_settings({"state_dir": tmp_path}, {})
+    assert (gpu.device, gpu.target_sequence_length, gpu.claim_headroom) == ("cuda", "auto", 0.0)
 
 
 @pytest.fixture
@@ -97,8 +93,7 @@ def test_killed_children_restart_and_the_next_run_has_the_same_hotkey_port_and_r
         pids = [pid_of(first, index) for index in (0, 1)]
     assert not any(is_alive(pid) for pid in pids if pid)
     second = EmbeddedSubnet(settings, threading.Event())
-    assert second.identity.hotkey == first.identity.hotkey
-    assert second.settings == first.settings
+    assert (second.identity.hotkey, second.settings) == (first.identity.hotkey, first.settings)
     database = settings.state_dir / "validator_api.db"
     assert sqlite3.connect(database).execute("PRAGMA quick_check").fetchone() == ("ok",)
 

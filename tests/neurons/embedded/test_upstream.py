@@ -1,7 +1,5 @@
 """The upstream that is created from the installed fla-core: content, determinism, crashes."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil
@@ -44,9 +42,7 @@ def test_a_clone_holds_the_installed_package_byte_for_byte(upstream: Path, tmp_p
     assert run_git(clone, "rev-list", "--count", "HEAD") == "1"
 
 
-def test_with_the_overlay_it_imports_what_the_public_fork_imports(
-    upstream: Path, tmp_path: Path
-) -> None:
+def test_with_the_overlay_it_imports_what_the_public_fork_imports(upstream, tmp_path):
     run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
     shutil.copytree(OVERLAY / "fla", tmp_path / "clone/fla", dirs_exist_ok=True)
     code = (

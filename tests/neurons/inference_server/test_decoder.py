@@ -1,7 +1,5 @@
 """Compiled steps of the decoder, with a counting and with a failing compiler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,8 +74,7 @@ def test_a_sliding_window_limits_the_positions(window: int | None, longest: int)
     sizes = SMALL | {"max_position_embeddings": 1000}
     loader: Any = AutoModelForCausalLM
     decoder = Decoder(loader.from_config(MistralConfig(**sizes, sliding_window=window)).eval())
-    assert decoder.longest == longest
-    assert len(decoder.generate([1] * (longest - 3), 3).tokens) == 3
+    assert (decoder.longest, len(decoder.generate([1] * (longest - 3), 3).tokens)) == (longest, 3)
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "minimax", "recurrent_gemma"])

@@ -1,7 +1,5 @@
 """The inference server with a small random Qwen2, over real HTTP."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -34,7 +32,7 @@ from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.signed_request import SignedRequest, signed_headers
 from tests.neurons.live_api import Hotkey
 from tests.processes import HANG, started, wait_for
-from tests.servers import serving_app
+from tests.servers import dripping, serving_app
 
 VOCABULARY = 512
 MINER, OTHER = Hotkey("//Alice").hotkey, Hotkey("//Eve").hotkey
@@ -59,7 +57,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
 
 @contextmanager
 def serving(load: Callable[[], Decodes], most: int = 4, **options: Any) -> Iterator[str]:
-    """Run a server on a free port of loopback."""
     with serving_app(create_app(Decoding(load, most), "small", "cpu", LIMITS, **options)) as url:
         yield url
 
@@ -86,12 +83,10 @@ def get(url: str, path: str) -> httpx.Response:
 
 
 def wait_until(url: str, status: str) -> None:
-    """Return when the server reports this status."""
     wait_for(lambda: get(url, "/health").json()["status"] == status)
 
 
 def queued(url: str) -> int:
-    """Return the number of waiting requests in the server's metrics."""
     return round(float(get(url, "/metrics").text.split("\ninference_waiting ")[1].split()[0]))
 
 
@@ -154,9 +149,7 @@ def test_health_model_info_and_metrics(url: str) -> None:
         ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
     ],
 )
-def test_invalid_requests_are_rejected(
-    url: str, body: dict[str, Any], status: int, words: str
-) -> None:
+def test_invalid_requests_are_rejected(url, body, status, words):
     reply = post(url, **body)
     assert reply.status_code == status
     assert words in reply.text
@@ -190,10 +183,9 @@ def test_a_disconnect_ends_the_request_and_a_full_queue_answers_503() -> None:
     decoder = Slow()
     with serving(lambda: decoder, most=1) as url:
         wait_until(url, "healthy")
-        body = b'{"prompt": [1], "gen_len": 1}'
-        head = f"POST /inference HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /inference HTTP/1.1\r\nHost: a\r\nContent-Length: {len(BODY)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) as first:
-            first.sendall(head.encode() + body)
+            first.sendall(head.encode() + BODY)
             assert decoder.begun.wait(HANG)
         assert decoder.ended.wait(HANG)
         decoder.begun.clear()
@@ -213,8 +205,6 @@ def test_a_disconnect_ends_the_request_and_a_full_queue_answers_503() -> None:
 
 
 class Broken(Slow):
-    """Computes NaN."""
-
     def generate(self, *_: Any, **__: Any) -> Generation:
         return Generation([1], [math.nan], 1.0, 1.0)
 
@@ -297,9 +287,7 @@ def test_a_replayed_reply_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert not verify(url, "https://miner").verified
 
 
-def test_only_the_miners_unreachable_server_fails(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_miners_unreachable_server_fails(url, monkeypatch):
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     result = verify(url, "http://127.0.0.1:1")
     assert (result.verified, "does not answer" in result.reason) == (False, True)
@@ -308,25 +296,35 @@ def test_only_the_miners_unreachable_server_fails(
     assert LogitVerifier(url, {}).verify(ROW) is None
 
 
-def test_a_client_with_many_requests_does_not_block_validators() -> None:
-    decoder, key = Slow(), Hotkey("//Bob")
-    body = b'{"prompt": [1], "gen_len": 1}'
-    signed = signed_headers(key, "POST", "/inference", body, time.time(), MINER)
-    accepted = ValidatorRequests((key.hotkey,), MINER)
+BODY = b'{"prompt": [1], "gen_len": 1}'
+Send = Callable[[Mapping[str, str]], "Future[httpx.Response]"]
+
+
+@contextmanager
+def busy(decoder: Slow, headers: Mapping[str, str], **options: Any) -> Iterator[tuple[str, Send]]:
+    """Serve a decoder that works; yield the address and a function that sends a request."""
     with (
-        serving(lambda: decoder, most=16, signed=accepted) as url,
+        serving(lambda: decoder, most=16, **options) as url,
         ThreadPoolExecutor(8) as pool,
         contextlib.ExitStack() as stack,
     ):
         stack.callback(decoder.release.set)  # the server ends only when no client waits
 
         def send(headers: Mapping[str, str]) -> Future[httpx.Response]:
-            options: dict[str, Any] = {"content": body, "headers": headers, "timeout": HANG}
-            return pool.submit(httpx.post, f"{url}/inference", **options)
+            words: dict[str, Any] = {"content": BODY, "headers": headers, "timeout": HANG}
+            return pool.submit(httpx.post, f"{url}/inference", **words)
 
         wait_until(url, "healthy")
-        send({})
+        send(headers)
         assert decoder.begun.wait(HANG)
+        yield url, send
+
+
+def test_a_client_with_many_requests_does_not_block_validators() -> None:
+    decoder, key = Slow(), Hotkey("//Bob")
+    signed = signed_headers(key, "POST", "/inference", BODY, time.time(), MINER)
+    accepted = ValidatorRequests((key.hotkey,), MINER)
+    with busy(decoder, {}, signed=accepted) as (url, send):
         for waiting, headers in enumerate(({}, {}, signed), 1):
             send(headers)
             wait_for(lambda: queued(url) == waiting)  # noqa: B023
@@ -395,9 +393,7 @@ def test_a_server_whose_miner_is_unknown_accepts_no_signature() -> None:
     assert not ValidatorRequests((key.hotkey,)).accept("/inference", headers, b"")
 
 
-def test_a_validator_names_the_miner_and_signs_no_request_to_its_own_server(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validator_names_the_miner_and_signs_no_request_to_its_own_server(url, monkeypatch):
     requests = ValidatorRequests((Hotkey("//Bob").hotkey,), ROW.miner_hotkey)
     sent: list[Mapping[str, str]] = []
     read = logits_module._read
@@ -441,27 +437,12 @@ def test_a_request_that_arrives_twice_at_once_counts_once(monkeypatch) -> None:
 @pytest.mark.parametrize("trusted", [("127.0.0.1",), ()])
 def test_clients_behind_a_trusted_proxy_are_distinguished(trusted: tuple[str, ...]) -> None:
     """Four connections of one client must not use up the places of all others."""
-    decoder, body = Slow(), {"prompt": [1], "gen_len": 1}
-    with (
-        serving(lambda: decoder, most=16, trusted_proxies=trusted) as url,
-        ThreadPoolExecutor(8) as pool,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(decoder.release.set)
-
-        def send(address: str) -> Future[httpx.Response]:
-            headers = {"X-Forwarded-For": address}
-            return pool.submit(
-                httpx.post, f"{url}/inference", json=body, headers=headers, timeout=HANG
-            )
-
-        wait_until(url, "healthy")
-        send("203.0.113.9")
-        assert decoder.begun.wait(HANG)
+    decoder, one = Slow(), {"X-Forwarded-For": "203.0.113.9"}
+    with busy(decoder, one, trusted_proxies=trusted) as (url, send):
         for waiting in (1, 2):
-            send("203.0.113.9")
+            send(one)
             wait_for(lambda: queued(url) == waiting)  # noqa: B023
-        other = send("198.51.100.7")
+        other = send({"X-Forwarded-For": "198.51.100.7"})
         wait_for(lambda: other.done() or queued(url) == 3)
         decoder.release.set()
         assert (other.result(HANG).status_code == 503) is not bool(trusted)
@@ -482,9 +463,7 @@ def test_the_start_warns_if_no_validator_has_priority(tmp_path, settings, words)
     assert [words in one["event"] for one in logs] == ([True] if words else [])
 
 
-def test_a_busy_server_postpones_the_verification(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_server_postpones_the_verification(url, monkeypatch):
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(Slow, "vocabulary", VOCABULARY)
     with serving(Slow, most=0) as busy:
@@ -497,15 +476,6 @@ def test_a_busy_server_postpones_the_verification(
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
     """The server sends one byte at a time, of the head or of the body."""
-    ended = threading.Event()
-
-    def drip(listener: socket.socket) -> None:
-        client, _ = listener.accept()
-        with client, contextlib.suppress(OSError):
-            client.sendall(begun)
-            while not ended.wait(0.05):
-                client.sendall(b"x")
-
     real, asked = logits_module._ask, []
 
     def answer(address: str, request: Any, *signed: Any) -> Any:
@@ -515,14 +485,8 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
         return real(address, request, *signed)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip, args=(listener,))
-        thread.start()
-        try:
-            result = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}", final=True)
-        finally:
-            ended.set()
-            thread.join()
+    with dripping(begun, b"x") as endless:
+        result = verify(url, endless, final=True)
     assert not result.verified
     assert result.reason == "The miner's inference server gave no complete reply within 0.5 s."
     assert len(asked) == 2, "a slow server was asked again, while all evaluations waited"
@@ -548,15 +512,9 @@ sys.exit(max(codes.values()))
 
 @pytest.mark.usefixtures("hangups")
 def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "ENV_FILE": os.devnull,
-        "REFERENCE_MODEL": str(folder),
-        "DEVICE": "cpu",
-        "MINER_INFERENCE_PORT": "0",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    given = {"ENV_FILE": os.devnull, "REFERENCE_MODEL": str(folder), "DEVICE": "cpu"}
+    given |= {"MINER_INFERENCE_PORT": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | given
     places = {tmp_path / number.name: number for number in STOP_SIGNALS}
     with contextlib.ExitStack() as stack:
         notified = []
@@ -587,7 +545,6 @@ def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path
 
 
 def kill_group(pid: int) -> None:
-    """Kill the processes of a group, if there are any."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

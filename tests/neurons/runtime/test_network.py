@@ -1,7 +1,5 @@
 """The environment's proxies and certificates, with a real proxy and real processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Logs: one line per event, secrets removed everywhere, heartbeats during long work."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging
@@ -29,9 +27,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure(fmt="json")
     observe.get_logger("t").warning("paused", seconds=3)
     event = json.loads(capsys.readouterr().err)
-    assert event["event"] == "paused"
-    assert event["level"] == "warning"
-    assert event["seconds"] == 3
+    assert (event["event"], event["level"], event["seconds"]) == ("paused", "warning", 3)
     assert event["timestamp"].endswith("Z")
 
 
@@ -92,8 +88,7 @@ def test_rotated_files_are_private(tmp_path, monkeypatch):
     for number in range(3):
         observe.get_logger("t").info("line", number=number)
     modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
-    assert modes["miner.log.1"] == 0o600
-    assert set(modes.values()) == {0o600}
+    assert (modes["miner.log.1"], set(modes.values())) == (0o600, {0o600})
 
 
 def test_info_goes_to_stdout_and_warnings_to_stderr(capsys):

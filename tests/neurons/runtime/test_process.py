@@ -1,7 +1,5 @@
 """The lock, the signals and the waits, with real processes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A server's address."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of the validator API's tests, which run on SQLite; some run on PostgreSQL too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

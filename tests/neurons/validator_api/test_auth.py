@@ -1,17 +1,13 @@
 """Accepted and refused timestamps, nonces, signatures and fork addresses, without a server."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
 from fastapi import HTTPException
 
 from neurons.validator_api import auth
-from neurons.validator_api.auth import Caller
-from neurons.wire.protocol import CommitRequest
 from neurons.wire.signed_request import NotSigned, check_signed_request, signed_headers
-from tests.neurons.live_api import ALICE, BOB, commitment
+from tests.neurons.live_api import ALICE
 
 NOW = 1_770_000_000.0
 REQUEST = ("POST", "/mark_validated")
@@ -43,17 +39,6 @@ def test_a_late_or_malformed_timestamp_or_nonce_is_refused(header, now, message)
     headers = signed_headers(ALICE, *REQUEST, b"", NOW) | header
     with pytest.raises(NotSigned, match=message):
         check_signed_request(*REQUEST, headers, b"", now)
-
-
-def test_a_commitments_own_hotkey_signs_its_hash() -> None:
-    body = CommitRequest(**commitment(ALICE))
-    auth.check_body("/commit_submission", body, Caller(ALICE.hotkey, ""))
-    with pytest.raises(HTTPException, match="Hotkey mismatch"):
-        auth.check_body("/commit_submission", body, Caller(BOB.hotkey, ""))
-    for change in ({"miner_hotkey": BOB.hotkey}, {"commitment_hash": "0" * 64}, {"version": 2}):
-        other = body.model_copy(update=change)
-        with pytest.raises(HTTPException, match="Invalid signature"):
-            auth.check_body("/commit_submission", other, Caller(other.miner_hotkey, ""))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Uids and validators from the chain."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from neurons.runtime.identity import ChainUnreachable, Neuron

@@ -4,8 +4,6 @@ Each is signed as its route requires, so that its values reach the database.
 `QUASAR_FUZZ_EXAMPLES=1000` sends more requests to each route.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,11 +1,7 @@
 """What organisers do by hand: lift bans and withdraw submissions; and the places in the queue."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-
-import pytest
 
 from neurons.validator_api.competition.lists import PACE
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, Hotkey, LiveApi, commitment, serve
@@ -47,11 +43,8 @@ def test_a_withdrawn_submission_leaves_the_queue_and_no_verdict_replaces_it(api:
         ("/mark_validated", {"submission_id": row, "score": 1.0}),
         ("/withdraw_submission", body),
     ):
-        status, detail = api.refused_verdict(path, late)
-        assert (status, detail) == (
-            400,
-            "Submission already judged by the organiser, who withdrew it",
-        )
+        refused = (400, "Submission already judged by the organiser, who withdrew it")
+        assert api.refused_verdict(path, late) == refused
     assert api.submit(ALICE, 10.0) == row  # the same claim again is the same submission
     text = api.http.get(f"/submissions/{row}", headers={"Accept": "text/html"}).text
     assert "Withdrawn by the organiser: sells its place</bdi>" in text  # without the escape
@@ -104,10 +97,7 @@ def test_a_long_pause_does_not_raise_the_estimate(api: LiveApi) -> None:
     assert PACE > 4
 
 
-@pytest.mark.parametrize("number", ["7", "999999999999", "x"])
-def test_an_unknown_number_has_no_place(api: LiveApi, number: str) -> None:
-    assert api.http.get(f"/queue_place/{number}").status_code in (404, 422)
-
-
-def test_a_hidden_commitment_has_no_place(api: LiveApi) -> None:
+def test_a_hidden_commitment_and_an_unknown_number_have_no_place(api: LiveApi) -> None:
     assert place(api, api.commit(ALICE)) == (None, 0, None)
+    for number in ("7", "999999999999", "x"):
+        assert api.http.get(f"/queue_place/{number}").status_code in (404, 422)

@@ -1,7 +1,5 @@
 """The HTML pages, over real HTTP and through a browser's parser."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64decode
 
@@ -67,7 +65,6 @@ class Page:
         return [" ".join(node.text().split()) for node in self.all(selector)]
 
     def rows(self, table: int = 0) -> list[list[str]]:
-        """Return the texts of the cells in a table's body."""
         body = self.all("tbody")[table]
         return [
             [" ".join(cell.text().split()) for cell in row.css("th, td")] for row in body.css("tr")
@@ -142,8 +139,7 @@ def test_a_submission_shows_its_speeds_and_the_verdict(api: LiveApi) -> None:
     measured = {"100000": {"tokens_per_sec": 3000.0}}
     judge(api, row, 0.0, reason, measured=measured, device="NVIDIA H200")
     page = Page(api, f"/submissions/{row}")
-    assert page.fact("State") == "rejected"
-    assert page.texts(".reason") == [reason]
+    assert (page.fact("State"), page.texts(".reason")) == ("rejected", [reason])
     facts = [page.fact(name) for name in ("Validator", "Measured on", "Judged")]
     assert facts == [VALIDATOR.hotkey, "NVIDIA H200", f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"]
     assert page.rows() == [
@@ -212,14 +208,8 @@ def test_text_of_miners_is_escaped(api: LiveApi) -> None:
 @pytest.mark.usefixtures("any_address")
 def test_only_a_web_address_is_a_link(api: LiveApi) -> None:
     safe = "https://github.com/alice/fork"
-    for fork in (
-        safe,
-        "javascript:alert(1)",
-        "data:text/html,<b>",
-        "https://user:word@host/x",
-        "//host/x",
-        "https://[",
-    ):
+    unsafe = ("javascript:alert(1)", "data:text/html,<b>", "https://user:word@host/x", "//host/x")
+    for fork in (safe, *unsafe, "https://["):
         page = Page(api, f"/submissions/{api.submit(ALICE, 5.0, fork=fork)}")
         links = [node.attributes["href"] for node in page.all("main dd.code a")]
         assert links == ([fork] if fork == safe else [])
@@ -300,11 +290,8 @@ def test_pages_that_can_change_refresh_themselves(api: LiveApi) -> None:
 
 def test_an_error_is_a_page_for_browsers_and_json_for_programs(api: LiveApi) -> None:
     for method, path, status in (
-        ("GET", "/nothing", 404),
-        ("GET", "/rounds/7", 404),
-        ("GET", "/redoc", 404),
-        ("GET", "/submit_kernel", 405),
-        ("POST", "/rounds", 405),
+        *(("GET", path, 404) for path in ("/nothing", "/rounds/7", "/redoc")),
+        *(("GET", "/submit_kernel", 405), ("POST", "/rounds", 405)),
         ("GET", "/validation_queue", 401),
         ("GET", "/get_weights?round_id=x", 422),
     ):

@@ -1,7 +1,5 @@
 """The pages in headless Chromium: accessibility, colour schemes, and widths of screens."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

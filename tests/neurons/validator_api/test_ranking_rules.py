@@ -1,7 +1,5 @@
 """The two rules of a round: copies, results that count as equal, and which rule applies."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timedelta
 from pathlib import Path

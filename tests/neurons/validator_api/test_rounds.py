@@ -1,7 +1,5 @@
 """Rounds, ranking and weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
@@ -54,12 +52,7 @@ class Standing:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(
-        self,
-        rows: Sequence[Row],
-        baseline: Row | None = None,
-        rule: rules.Ranking = "claim",
-    ) -> list[Ranked]:
+    def __call__(self, rows: Sequence[Row], baseline: Row | None = None) -> list[Ranked]:
         session = self.session
         listed = [(2, one) for one in rows]
         listed += [(1, baseline)] if baseline else []
@@ -68,7 +61,8 @@ class Standing:
         session.flush()
         times = {"start_time": START, "end_time": START + timedelta(hours=48)}
         for number, status in ((1, COMPLETED), (2, ACTIVE)):
-            session.add(Round(id=number, round_number=number, status=status, ranking=rule, **times))
+            numbers = {"id": number, "round_number": number}
+            session.add(Round(**numbers, status=status, ranking="claim", **times))
         session.flush()
         for round_id, (number, hotkey, speed, changes) in listed:
             values: dict[str, Any] = {
@@ -175,12 +169,8 @@ def test_only_claims_above_a_valid_baseline_rank(standing, baseline, expected):
 
 def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -> None:
     rows = [row(1, "a", 9.0), row(2, "a", 8.0), row(3, "b", 7.0), row(4, "a", 6.0)]
-    assert [(p.submission.id, p.rank, p.weight) for p in standing(rows)] == [
-        (1, 1, 0.60),
-        (2, 1, 0.0),
-        (3, 2, 0.25),
-        (4, 2, 0.0),
-    ]
+    ranks = [(1, 1, 0.60), (2, 1, 0.0), (3, 2, 0.25), (4, 2, 0.0)]
+    assert [(p.submission.id, p.rank, p.weight) for p in standing(rows)] == ranks
 
 
 def test_a_completed_round_keeps_its_uids(standing: Standing) -> None:
@@ -197,20 +187,11 @@ def test_a_completed_round_keeps_its_uids(standing: Standing) -> None:
 
 
 def test_the_first_request_opens_a_round_of_48_hours(api: LiveApi) -> None:
-    first = api.get("/get_current_round")
-    assert first == {
-        "id": 1,
-        "round_number": 1,
-        "start_time": "2026-02-02T02:40:00",
-        "end_time": "2026-02-04T02:40:00",
-        "status": "active",
-        "time_remaining_seconds": 48 * 3600,
-        "baseline_submission_id": None,
-        "winner_hotkey": None,
-        "total_submissions": 0,
-        "wire_version": 2,
-        "ranking": "verified",
-    }
+    times = {"start_time": "2026-02-02T02:40:00", "end_time": "2026-02-04T02:40:00"}
+    numbers = {"id": 1, "round_number": 1, "total_submissions": 0, "wire_version": 2}
+    nobody = dict.fromkeys(("baseline_submission_id", "winner_hotkey"))
+    state = {"status": "active", "time_remaining_seconds": 48 * 3600, "ranking": "verified"}
+    assert api.get("/get_current_round") == {**times, **numbers, **nobody, **state}
     api.clock.now += HOURS
     again = api.get("/get_current_round")
     assert (again["id"], again["time_remaining_seconds"]) == (1, 47 * 3600)
@@ -223,8 +204,7 @@ def test_the_first_request_opens_a_round_of_48_hours(api: LiveApi) -> None:
 def test_a_completed_round_has_a_winner_which_is_the_next_baseline(api: LiveApi) -> None:
     api.judged(ALICE, 100.0)
     best = api.judged(BOB, 200.0)
-    assert api.weights() == []
-    assert api.get("/get_current_round")["total_submissions"] == 2
+    assert (api.weights(), api.get("/get_current_round")["total_submissions"]) == ([], 2)
     api.clock.now += 48 * HOURS
     following = api.get("/get_current_round")
     assert following["total_submissions"] == 0
@@ -271,21 +251,17 @@ def test_create_round_ends_the_active_one(api: LiveApi) -> None:
 def test_a_reveal_after_the_round_ranks_in_the_next_by_the_time_of_its_commit(tmp_path):
     with live_api.serve(tmp_path, ranking="claim") as api:
         api.register(ALICE)
-        _reveal_after_the_round(api)
-
-
-def _reveal_after_the_round(api: LiveApi) -> None:
-    api.judged(BOB, 900.0)
-    api.clock.now += 48 * HOURS - 60
-    early = api.commit(ALICE)
-    api.clock.now += 59
-    late = api.submit(BOB, 1000.0)
-    api.clock.now += 1 + BLOCKS * 12
-    api.reveal(ALICE, early)
-    for submission in (late, early):
-        api.mark(submission, 1.0)
-    assert api.weights(round_id=1) == [(BOB.hotkey, 0.60)]
-    assert [hotkey for hotkey, _ in api.weights(round_id=2)] == [ALICE.hotkey, BOB.hotkey]
+        api.judged(BOB, 900.0)
+        api.clock.now += 48 * HOURS - 60
+        early = api.commit(ALICE)
+        api.clock.now += 59
+        late = api.submit(BOB, 1000.0)
+        api.clock.now += 1 + BLOCKS * 12
+        api.reveal(ALICE, early)
+        for submission in (late, early):
+            api.mark(submission, 1.0)
+        assert api.weights(round_id=1) == [(BOB.hotkey, 0.60)]
+        assert [hotkey for hotkey, _ in api.weights(round_id=2)] == [ALICE.hotkey, BOB.hotkey]
 
 
 @on_both

@@ -1,7 +1,5 @@
 """Each call of the API and its statuses, against a real server with real signatures."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,13 +37,8 @@ from tests.neurons.wire.api_calls import SIGNED
 from tests.postgresql import on_both
 
 VALIDATORS_ONLY = (
-    "/mark_validated",
-    "/record_verification",
-    "/record_failure",
-    "/lift_ban",
-    "/withdraw_submission",
-    "/finalize_round/1",
-    "/create_round",
+    *("/mark_validated", "/record_verification", "/record_failure", "/lift_ban"),
+    *("/withdraw_submission", "/finalize_round/1", "/create_round"),
 )
 
 
@@ -99,8 +92,7 @@ def test_a_validators_request_is_accepted_once_and_unchanged(tmp_path, database_
         wrong = (401, "Invalid signature")
         assert send(good.replace(b"0.5", b"9.5"), headers) == wrong
         assert send(good, headers, "/record_failure") == wrong
-        assert send(good, headers, f"{path}?x=1") == wrong
-        assert send(good, headers)[0] == 200
+        assert (send(good, headers, f"{path}?x=1"), send(good, headers)[0]) == (wrong, 200)
         wall.now += 59
         assert send(good, headers) == (401, "Nonce was used before")
         wall.now += 141
@@ -117,8 +109,7 @@ def test_a_figure_out_of_range_is_422(api: LiveApi) -> None:
     ):
         text = json.dumps({**submission(ALICE), field: "FIGURE"}).replace('"FIGURE"', figure)
         response = api.http.post("/submit_kernel", content=text, headers=ALICE.headers() | JSON)
-        assert response.status_code == 422
-        assert response.json()["detail"][0]["loc"] == ["body", field]
+        assert (response.status_code, response.json()["detail"][0]["loc"]) == (422, ["body", field])
 
 
 def test_a_large_body_is_413(api: LiveApi) -> None:
@@ -134,13 +125,8 @@ def test_a_large_body_is_413(api: LiveApi) -> None:
 
 @on_both
 def test_register(api: LiveApi) -> None:
-    assert api.register(BOB) == {
-        "status": "registered",
-        "hotkey": BOB.hotkey,
-        "model_name": "Qwen",
-        "league": "100k",
-        "uid": 1,
-    }
+    bob = {"hotkey": BOB.hotkey, "model_name": "Qwen", "league": "100k", "uid": 1}
+    assert api.register(BOB) == {"status": "registered", **bob}
     assert api.register(BOB)["status"] == "already_registered"
     other = api.register(ALICE, league="1M")  # the public server answers 500 here
     assert (other["status"], other["uid"]) == ("registered", 0)
@@ -155,8 +141,7 @@ def test_submit(api: LiveApi) -> None:
     assert api.refusal("/submit_kernel", submission(BOB), ALICE) == (403, "Hotkey mismatch")
     figures = {"512": {"tokens_per_sec": 5.0, "vram_mb": 1.0}}
     reply = api.ok("/submit_kernel", submission(ALICE, 7.0, benchmarks=figures), ALICE)
-    assert reply["submission_id"] == 1
-    assert reply["created_at"] == "2026-02-02T02:40:00"
+    assert (reply["submission_id"], reply["created_at"]) == (1, "2026-02-02T02:40:00")
     row = api.get("/get_submission_stats")["recent_submissions"][0]
     assert row["benchmarks"] == figures
     assert (row["id"], row["fork_url"], row["commit_hash"]) == (1, FORK, COMMIT)
@@ -187,6 +172,9 @@ def test_commit(api: LiveApi) -> None:
     unknown = (404, "Miner not registered")
     assert api.refusal("/commit_submission", commitment(BOB), BOB) == unknown
     assert api.refusal("/commit_submission", commitment(BOB), ALICE) == (403, "Hotkey mismatch")
+    for change in ({"commitment_hash": "0" * 64}, {"version": 2}):
+        refused = api.refusal("/commit_submission", body | change, ALICE)
+        assert refused == (401, "Invalid signature")
     reply = api.ok("/commit_submission", body, ALICE)
     block = api.get("/pending_reveals")["current_block"]
     assert reply["commitment_hash"] == body["commitment_hash"]
@@ -229,14 +217,10 @@ def test_reveal(api: LiveApi) -> None:
     assert api.refusal(path, revelation(ALICE, row, salt="other"), ALICE) == (400, mismatch)
     slash = revelation(ALICE, row, fork=f"{FORK}/")
     assert api.refusal(path, slash, ALICE) == (400, mismatch)
-    assert api.ok(path, body, ALICE) == {
-        "submission_id": row,
-        "miner_hotkey": ALICE.hotkey,
-        "fork_url": FORK,
-        "commit_hash": COMMIT,
-        "is_revealed": True,
-        "message": "Submission revealed successfully. Awaiting validation.",
-    }
+    message = "Submission revealed successfully. Awaiting validation."
+    names = {"miner_hotkey": ALICE.hotkey, "fork_url": FORK, "commit_hash": COMMIT}
+    revealed = {"submission_id": row, "is_revealed": True, "message": message, **names}
+    assert api.ok(path, body, ALICE) == revealed
     assert api.refusal(path, body, ALICE) == (409, "Submission already revealed")
     assert api.pending() == []
 
@@ -260,44 +244,39 @@ def test_mark_validated(api: LiveApi) -> None:
 def test_the_first_of_two_validators_decides(tmp_path: Path) -> None:
     keys, scores = (VALIDATOR, BOB), (0.0, 1.25)
     with serve(tmp_path, validator_hotkeys=[key.hotkey for key in keys]) as api:
-        _race(api, keys, scores)
+        api.register(ALICE)
+        row = api.submit(ALICE, 1000.0)
+
+        def mark(key: Hotkey, score: float) -> httpx.Response:
+            return api.verdict("/mark_validated", {"submission_id": row, "score": score}, key)
+
+        with ThreadPoolExecutor(2) as pool:
+            replies = list(pool.map(mark, keys, scores))
+        assert sorted(reply.status_code for reply in replies) == [200, 400]
+        first = [reply.status_code for reply in replies].index(200)
+        judged = f"Submission already judged by {keys[first].hotkey}"
+        assert replies[1 - first].json() == {"detail": judged}
+        (shown,) = api.get("/get_submission_stats")["top_performers"]
+        assert shown["score"] == scores[first]
+        assert record(api, keys[1 - first], submission_id=row, verified=True).status_code == 400
+        assert mark(keys[first], 0.5).status_code == 200  # it judges again
 
 
-def _race(api: LiveApi, keys: tuple[Hotkey, Hotkey], scores: tuple[float, float]) -> None:
-    api.register(ALICE)
-    row = api.submit(ALICE, 1000.0)
-
-    def mark(key: Hotkey, score: float) -> httpx.Response:
-        return api.verdict("/mark_validated", {"submission_id": row, "score": score}, key)
-
-    with ThreadPoolExecutor(2) as pool:
-        replies = list(pool.map(mark, keys, scores))
-    assert sorted(reply.status_code for reply in replies) == [200, 400]
-    first = [reply.status_code for reply in replies].index(200)
-    assert replies[1 - first].json() == {
-        "detail": f"Submission already judged by {keys[first].hotkey}"
-    }
-    (shown,) = api.get("/get_submission_stats")["top_performers"]
-    assert shown["score"] == scores[first]
-    target = str(httpx.URL("/record_verification", params={"submission_id": row, "verified": True}))
-    headers = signed_headers(keys[1 - first], "POST", target, b"", time.time())
-    assert api.http.post(target, headers=headers).status_code == 400
-    assert mark(keys[first], 0.5).status_code == 200  # it judges again
+def record(api: LiveApi, key: Hotkey, **params: Any) -> httpx.Response:
+    """Send the outcome of a logit verification."""
+    target = str(httpx.URL("/record_verification", params=params))
+    return api.http.post(target, headers=signed_headers(key, "POST", target, b"", time.time()))
 
 
 @on_both
 def test_record_verification(api: LiveApi) -> None:
     row = api.submit(ALICE, 1000.0)
-
-    def record(**params: Any) -> Any:
-        target = str(httpx.URL("/record_verification", params=params))
-        headers = signed_headers(VALIDATOR, "POST", target, b"", time.time())
-        return api.http.post(target, headers=headers)
-
-    assert record(submission_id=9, verified=True).json() == {"detail": "Submission not found"}
-    assert record(submission_id=row, verified=True, max_abs_diff="nan").status_code == 422
+    unknown = record(api, VALIDATOR, submission_id=9, verified=True)
+    assert unknown.json() == {"detail": "Submission not found"}
+    infinite = record(api, VALIDATOR, submission_id=row, verified=True, max_abs_diff="nan")
+    assert infinite.status_code == 422
     figures = {"cosine_similarity": 0.5, "max_abs_diff": 0.2, "reason": "differs"}
-    reply = record(submission_id=row, verified=False, **figures)
+    reply = record(api, VALIDATOR, submission_id=row, verified=False, **figures)
     assert reply.json() == {"status": "recorded", "verified": False}
     api.mark(row, 1.0)
     assert api.get("/get_submission_stats")["top_performers"][0]["rank"] is None
@@ -320,12 +299,8 @@ def test_stats_list_the_newest_first_and_hide_addresses(api: LiveApi) -> None:
     rows = stats["recent_submissions"]
     assert [row["id"] for row in rows] == [second, first]
     assert [row["ip_address"] for row in rows] == [None, None]
-    assert stats["stats"] == {
-        "avg_tokens_per_sec": 20.0,
-        "max_tokens_per_sec": 30.0,
-        "min_tokens_per_sec": 10.0,
-        "total_submissions": 2,
-    }
+    speeds = {f"{name}_tokens_per_sec": n for name, n in (("avg", 20), ("max", 30), ("min", 10))}
+    assert stats["stats"] == {**speeds, "total_submissions": 2}
     assert len(api.get("/get_submission_stats", limit=1)["recent_submissions"]) == 1
 
 
@@ -346,10 +321,8 @@ def test_version_2_binds_all_of_a_submission(api: LiveApi) -> None:
     signed = bound(ALICE, "/submit_kernel", SubmitRequest, body)
     refused = (401, "Invalid signature")
     assert api.refusal("/submit_kernel", body, ALICE) == refused
-    assert (
-        api.refusal("/submit_kernel", signed | {"target_sequence_length": 10**6}, ALICE) == refused
-    )
-    assert api.refusal("/submit_kernel", signed | {"version": None}, ALICE) == refused
+    for change in ({"target_sequence_length": 10**6}, {"version": None}):
+        assert api.refusal("/submit_kernel", signed | change, ALICE) == refused
     api.ok("/submit_kernel", signed, ALICE)
 
 

@@ -1,7 +1,5 @@
 """Migrations: a new database has the program's tables, and one of version 0.1.0 is taken over."""
 
-from __future__ import annotations
-
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

@@ -1,7 +1,5 @@
 """All calls of the API's client by route, with valid bodies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,12 +1,9 @@
 """The client against a real HTTP server: retries, credentials, redirects, clocks, limits."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from email.utils import formatdate
@@ -29,13 +26,13 @@ from tests.neurons.fake_validator_api import RESET, FakeValidatorApi, Fault, ser
 from tests.neurons.miner.parts import HOTKEY, Key
 from tests.neurons.wire.api_calls import CLAIM, COMMITMENT, ROUTES, SIGNED, every_call
 from tests.processes import HANG
+from tests.servers import dripping, free_port, make_certificate
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 def test_every_call_returns_its_message(client: ApiClient, fake_api: FakeValidatorApi) -> None:
-    assert client.register("model", "100k").status == "registered"
-    assert client.current_round().id == 1
+    assert (client.register("model", "100k").status, client.current_round().id) == ("registered", 1)
     reply = client.commit(*COMMITMENT)
     pending = client.pending_reveals()
     assert pending.pending_reveals[0].submission_id == reply.submission_id
@@ -68,7 +65,7 @@ def test_credentials_are_sent_only_to_signed_routes(client, fake_api):
         (503, outcomes.Busy, 1),
     ],
 )
-def test_server_faults_are_retried_for_get_and_never_for_post(
+def test_server_faults_are_retried_for_get_but_not_for_post(
     client, fake_api, status, outcome, requests
 ):
     for route, count in (("/get_current_round", requests), ("/reveal_submission", 1)):
@@ -117,11 +114,8 @@ def test_lost_replies_are_retried_for_get_and_never_for_post(client, fake_api):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
 def test_row_07_a_request_that_was_never_sent_is_unreachable(host: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
     scheme = "http" if host == "127.0.0.1" else "https"
-    client = ApiClient(f"{scheme}://{host}:{port}", Key())
+    client = ApiClient(f"{scheme}://{host}:{free_port()}", Key())
     with pytest.raises(outcomes.Unreachable):
         client.commit(*COMMITMENT)
 
@@ -134,24 +128,6 @@ def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeVal
         with pytest.raises(outcomes.Busy) as caught:
             client.commit(*COMMITMENT)
     assert float(caught.value.after or 0) == pytest.approx(100_000, abs=HANG)
-
-
-def test_an_endless_reply_is_abandoned(fake_api: FakeValidatorApi) -> None:
-    def drip(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-            while True:
-                connection.sendall(b" ")
-                time.sleep(0.02)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=drip, args=(listener,), daemon=True).start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        client = ApiClient(url, Key(), reply_seconds=0.3)
-        with pytest.raises(outcomes.ReplyLost):
-            client.commit(*COMMITMENT)
 
 
 def test_row_11_a_redirect_is_not_followed(client: ApiClient, fake_api: FakeValidatorApi) -> None:
@@ -176,18 +152,8 @@ def test_row_11_an_unsafe_address_is_refused(address: str) -> None:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    made = subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
-            *("-subj", "/CN=localhost", "-keyout", key, "-out", certificate),
-        ],
-        capture_output=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(*make_certificate(tmp_path, "/CN=localhost"))
 
     def shake(listener: socket.socket) -> None:
         while True:
@@ -211,7 +177,8 @@ def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> N
 DRIPS = {
     "informational replies": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
     "a header": (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
-    "a body": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nn\r\n"),
+    "a body in chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nn\r\n"),
+    "a body": (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
 }
 
 
@@ -219,23 +186,7 @@ DRIPS = {
 def test_row_07_an_endless_reply_is_cut_off(first, drop, monkeypatch):
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
     monkeypatch.setattr(github, "MAX_REQUEST_SECONDS", 0.1)
-
-    def drip(listener: socket.socket) -> None:
-        while True:
-            try:
-                place, _ = listener.accept()
-            except OSError:  # the test has ended
-                return
-            with contextlib.suppress(OSError), place:
-                place.recv(4096)
-                place.sendall(first)
-                while True:
-                    place.sendall(drop)
-                    time.sleep(0.01)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=drip, args=(listener,), daemon=True).start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with dripping(first, drop) as url:
         link, failures = connection.Connection(url, Key(), reply_seconds=0.1), []
 
         def send() -> None:
@@ -251,7 +202,7 @@ def test_row_07_an_endless_reply_is_cut_off(first, drop, monkeypatch):
         sender = threading.Thread(target=send, daemon=True)
         sender.start()
         sender.join(HANG)
-    assert len(failures) == 2
+    assert [type(one) for one in failures] == [outcomes.ReplyLost, Retry]
 
 
 def test_nan_is_never_sent(client, fake_api):

@@ -1,7 +1,5 @@
 """The memory that a reply takes, measured in a child process that calls a real HTTP server."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 
@@ -42,15 +40,9 @@ for number, call in enumerate(calls):
     ends.append([round(peak() - rest), end])
 print(json.dumps(ends))
 """
-ROW = {
-    "submission_id": 1234567,
-    "miner_hotkey": "5" * 48,
-    "commitment_hash": "f" * 16 + "...",
-    "reveal_block": 123456789,
-    "blocks_remaining": 3,
-    "can_reveal": False,
-    "created_at": "2026-11-11T11:11:11.111111",
-}
+BLOCKS = {"reveal_block": 123456789, "blocks_remaining": 3, "can_reveal": False}
+ROW = {"submission_id": 1234567, "commitment_hash": "f" * 16 + "...", **BLOCKS}
+ROW["created_at"] = "2026-11-11T11:11:11.111111"
 HEADS = {
     "weights": b'{"epoch": 1, "weights": [',
     "queue": b'{"total_submissions": 1, "recent_submissions": [',

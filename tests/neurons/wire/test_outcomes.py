@@ -1,7 +1,5 @@
 """The exceptions for error replies: type, pause, detail and remedy."""
 
-from __future__ import annotations
-
 import json
 from email.utils import formatdate
 

@@ -1,6 +1,4 @@
-"""The wire: hashes and texts against manual values, and limits against hostile values."""
-
-from __future__ import annotations
+"""The wire and the subnet's rules against manual values, and limits against hostile values."""
 
 import hashlib
 import math
@@ -9,17 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from neurons.wire import protocol
+from neurons.wire import protocol, rules
 
-REVEAL: dict[str, Any] = {
-    "submission_id": 1,
-    "miner_hotkey": "5Grw",
-    "commitment_salt": "00",
-    "fork_url": "https://host/fork",
-    "commit_hash": "0" * 40,
-    "tokens_per_sec": 1.5,
-    "signature": "00",
-}
+CLAIM = {"fork_url": "https://host/fork", "commit_hash": "0" * 40, "tokens_per_sec": 1.5}
+IDS = {"submission_id": 1, "miner_hotkey": "5Grw"}
+REVEAL: dict[str, Any] = {**IDS, **CLAIM, "commitment_salt": "00", "signature": "00"}
 
 
 def test_commitment_hashes_the_text_of_salt_and_url() -> None:
@@ -57,15 +49,8 @@ def test_a_reveal_rejects_invalid_values(change: dict[str, Any]) -> None:
 
 def test_a_pending_reveal_is_identified_by_hotkey_and_prefix() -> None:
     digest = protocol.commitment_hash("salt", "url")
-    row = protocol.PendingReveal(
-        submission_id=1,
-        miner_hotkey="5Grw",
-        commitment_hash=f"{digest[:16]}...",
-        reveal_block=1,
-        blocks_remaining=0,
-        can_reveal=True,
-        created_at="",
-    )
+    blocks = {"reveal_block": 1, "blocks_remaining": 0, "can_reveal": True, "created_at": ""}
+    row = protocol.PendingReveal(**IDS, commitment_hash=f"{digest[:16]}...", **blocks)
     assert row.is_of("5Grw", digest)
     assert not row.is_of("other", digest)
     assert not row.is_of("5Grw", protocol.commitment_hash("other", "url"))
@@ -89,3 +74,25 @@ def test_a_pending_reveal_is_identified_by_hotkey_and_prefix() -> None:
 )
 def test_a_moment_is_read_in_every_spelling(text: str, seconds: float) -> None:
     assert protocol.unix_time(text) == pytest.approx(seconds, abs=1e-3)
+
+
+def test_a_block_is_twelve_seconds_since_2021() -> None:
+    assert (rules.block_at(1_609_459_200.0), rules.block_at(1_609_459_211.9)) == (0, 0)
+    assert rules.block_at(1_609_459_212.0) == 1
+    assert rules.block_at(1_609_459_212.0, block_seconds=1) == 12
+    assert rules.block_at(1_609_459_176.0) == -2  # the clock was never set
+
+
+@pytest.mark.parametrize(
+    ("length", "league"),
+    [
+        (-1, ("100k", 0.5)),
+        (199_999, ("100k", 0.5)),
+        (200_000, ("200k", 0.75)),
+        (999_999, ("900k", 2.5)),
+        (1_000_000, ("1M", 3.0)),
+    ],
+)
+def test_leagues_include_their_lower_bound(length: int, league: tuple[str, float]) -> None:
+    assert rules.league_of(length) == league
+    assert rules.weighted_score(10.0, length) == 10.0 * league[1]

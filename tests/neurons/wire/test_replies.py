@@ -1,7 +1,5 @@
 """Bodies of replies that are malformed, too large, or contain malformed rows of others."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

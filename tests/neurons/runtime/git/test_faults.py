@@ -1,7 +1,5 @@
 """The classification of git's and GitHub's error messages."""
 
-from __future__ import annotations
-
 import errno
 import socketserver
 import threading
@@ -59,10 +57,7 @@ HELD = [
     ("git@github.com: Permission denied (publickey).\nfatal: Could not read from", "ssh -T"),
     ("fatal: detected dubious ownership in repository at '/x'\n", "chown"),
     ("error: object file .git/objects/ab/cd is empty\nfatal: loose object abcd\n", "away"),
-    (
-        "fatal: unable to update url base from redirection:\n  asked for: https://a/\n",
-        "address",
-    ),
+    ("fatal: unable to update url base from redirection:\n  asked for: https://a/\n", "address"),
     ("fatal: unable to access 'https://h/': The requested URL returned error: 301\n", "address"),
     ("fatal: unable to access 'https://h/': The requested URL returned error: 410\n", "fault"),
     ("fatal: unable to access '/x/.git/config': Permission denied\n", "fault"),

@@ -1,7 +1,5 @@
 """The proxy for git's fetches from untrusted addresses, with real sockets."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator
