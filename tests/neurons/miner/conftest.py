@@ -1,7 +1,5 @@
 """Fixtures of the miner's tests: a miner with a fake API, fork, benchmark and waits."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs the miner's command line in a separate process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Fakes for tests of the miner: hotkey, fork, benchmark and waits; and drafts of submissions."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable
@@ -204,7 +202,6 @@ def make_context(state_dir: Path, api_url: str, **options: Any) -> Context:
 
 
 def draft(**changes: Any) -> Submission:
-    """Return a new submission with `changes`."""
     fields: dict[str, Any] = {
         "id": 1,
         "hotkey": HOTKEY,

@@ -1,7 +1,5 @@
 """Whole cycles against this project's own API, with real signatures and verdicts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,9 @@ def miner(
     folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal", **parts: Any
 ) -> Context:
     """Return a miner with a real hotkey; each of its waits lets one block pass."""
-    return make_context(
-        folder,
-        api.url,
-        identity=ALICE,
-        client=ApiClient(api.url, ALICE, wait=waits),
-        waiter=waits,
-        submission_mode=mode,
-        **parts,
-    )
+    client = ApiClient(api.url, ALICE, wait=waits)
+    parts |= {"identity": ALICE, "client": client, "waiter": waits, "submission_mode": mode}
+    return make_context(folder, api.url, **parts)
 
 
 def marking(api: LiveApi, score: float) -> Waits:
@@ -49,10 +41,8 @@ def marking(api: LiveApi, score: float) -> Waits:
 def test_a_cycle_reaches_its_verdict(tmp_path, api, mode, score, state):
     done = run_cycle(miner(tmp_path / "state", api, marking(api, score), mode))
     assert done.state is state
-    assert done.score == score
-    assert done.rank == (1 if score else None)
-    assert done.weight == (0.6 if score else None)
-    assert done.fork_url == FakeFork(tmp_path).url
+    assert (done.score, done.rank) == (score, 1 if score else None)
+    assert (done.weight, done.fork_url) == (0.6 if score else None, FakeFork(tmp_path).url)
 
 
 def test_the_miner_shows_its_place_in_the_queue(tmp_path: Path, api: LiveApi) -> None:

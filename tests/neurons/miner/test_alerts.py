@@ -1,7 +1,5 @@
 """Alerts: real commands and a real webhook, which fail, hang, and must not see secrets."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -67,17 +65,19 @@ def make_alerts(tmp_path: Path, seconds: float = HANG, **settings: Any) -> Alert
     return Alerts(ways(given), tmp_path / "state/alerts.json", "5Me", seconds=seconds)
 
 
-def test_a_command_gets_the_text_without_a_shell_and_without_secrets(
-    tmp_path, command, record, monkeypatch
-):
+@pytest.fixture
+def alerts(tmp_path: Path, command: str) -> Alerts:
+    """Alerts by the command."""
+    return make_alerts(tmp_path, alert_command=command)
+
+
+def test_a_command_gets_the_text_without_shell_and_secrets(tmp_path, alerts, record, monkeypatch):
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_" + SECRET)
     register_secret(SECRET)
-    alerts = make_alerts(tmp_path, alert_command=command)
     alerts.send("HELD", f"the server says\x1b[2J $(touch {tmp_path}/owned) `id` {SECRET}\nnext")
     alerts.close(HANG)
     (row,) = rows(record)
-    assert row["words"] == ["me & $(touch x)"]
-    assert row["text"] == row["env"]["ALERT_TEXT"]
+    assert (row["words"], row["text"]) == (["me & $(touch x)"], row["env"]["ALERT_TEXT"])
     assert row["text"].startswith("5Me: the server says"), row["text"]
     assert f"$(touch {tmp_path}/owned)" in row["text"]
     assert "\x1b" not in row["text"]
@@ -100,14 +100,11 @@ def test_an_alert_is_posted_to_the_url(tmp_path):
         alerts.close(HANG)
     assert logs == []
     (path, body), text = bodies[0], "5Me: submission 7 is REJECTED"
-    assert (path, body) == (
-        f"/hook/{SECRET}",
-        {"kind": "REJECTED", "text": text, "content": text},
-    )
+    assert (path, body) == (f"/hook/{SECRET}", {"kind": "REJECTED", "text": text, "content": text})
 
 
 @pytest.mark.parametrize("fault", ["hangs", "fails", "is missing", "hangs as a server"])
-def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault, command, record):
+def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault):
     hung = threading.Event()
 
     class Hook(Handler):
@@ -129,10 +126,7 @@ def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault, c
         hung.set()
     assert [row["event"] for row in logs] == ["an alert failed"] * 2
     assert SECRET not in str(logs)
-    reasons = {
-        "fails": "no disk",
-        "is missing": "No such file",
-    }
+    reasons = {"fails": "no disk", "is missing": "No such file"}
     reason = reasons.get(fault, "was not done within")
     assert all(reason in row["reason"] for row in logs), logs
 
@@ -154,10 +148,7 @@ def test_a_condition_is_reported_once_until_its_end_even_after_a_restart(tmp_pat
     assert (tmp_path / "state/alerts.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_states_that_an_operator_should_know_are_reported(
-    miner, fake_api, tmp_path, command, record
-):
-    alerts = make_alerts(tmp_path, alert_command=command)
+def test_states_that_need_an_operator_are_reported(miner, fake_api, alerts, record):
     context = miner(alerts=alerts)
     fake_api.faults[COMMIT].extend([Fault(422, "wrong $(touch x)")] * 2)
     assert run_cycle(context).state is State.HELD
@@ -169,8 +160,7 @@ def test_states_that_an_operator_should_know_are_reported(
     assert "wrong $(touch x)" in rows(record)[0]["text"]
 
 
-def test_an_api_that_went_away_is_reported_once(miner, fake_api, tmp_path, command, record):
-    alerts = make_alerts(tmp_path, alert_command=command)
+def test_an_api_that_went_away_is_reported_once(miner, fake_api, alerts, record):
     context = miner(alerts=alerts)
     assert run_cycle(context).state is State.VALIDATED
     fake_api.faults["/get_current_round"].extend([Fault(502, b"<html>")] * 5000)
@@ -186,8 +176,7 @@ def test_an_api_that_went_away_is_reported_once(miner, fake_api, tmp_path, comma
     assert "does not serve this competition" in rows(record)[1]["text"]
 
 
-def test_a_host_that_fails_for_an_hour_is_reported_once(miner, fake_api, tmp_path, command, record):
-    alerts = make_alerts(tmp_path, alert_command=command)
+def test_a_host_that_fails_for_an_hour_is_reported_once(miner, fake_api, alerts, record):
     fake_api.faults[REVEAL].extend([Fault(502, b"<html>")] * (PATIENCE + 10))
     fake_api.lists_unrevealed = False
     assert run_cycle(miner(alerts=alerts)).state is State.VALIDATED
@@ -195,8 +184,7 @@ def test_a_host_that_fails_for_an_hour_is_reported_once(miner, fake_api, tmp_pat
     assert kinds(record) == ["FAILED"], rows(record)
 
 
-def test_a_lost_rank_is_reported_once(miner, fake_api, tmp_path, command, record):
-    alerts = make_alerts(tmp_path, alert_command=command)
+def test_a_lost_rank_is_reported_once(miner, fake_api, alerts, record):
     context = miner(alerts=alerts)
     assert run_cycle(context).rank == 1
     context.waiter.then = stop_after(3)
@@ -230,12 +218,10 @@ def make_watcher(tmp_path: Path, alerts: Alerts, chain: Chain, **settings: Any) 
     return Watcher(given, "5Me", journal, alerts, log, threading.Event(), chain)
 
 
-def test_the_registration_is_read_daily_and_before_a_commitment(
-    tmp_path, command, record, monkeypatch
-):
+def test_the_registration_is_read_daily_and_at_commitments(tmp_path, alerts, record, monkeypatch):
     now = [1e6]
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    alerts, chain = make_alerts(tmp_path, alert_command=command), Chain()
+    chain = Chain()
     watching = make_watcher(tmp_path, alerts, chain)
     for pause, reads in ((0.0, 1), (3600.0, 1), (86400.0, 2)):
         now[0] += pause
@@ -267,11 +253,10 @@ def test_a_miner_asks_for_both_at_each_commitment(miner, fake_api):
     assert noted == [State.COMMITTING, State.COMMITTED]
 
 
-def test_low_disk_is_reported_once(tmp_path, command, record, monkeypatch):
+def test_low_disk_is_reported_once(tmp_path, alerts, record, monkeypatch):
     free = [10**8]
     usage = lambda _: SimpleNamespace(free=free[0])  # noqa: E731
     monkeypatch.setattr("neurons.miner.watcher.shutil.disk_usage", usage)
-    alerts = make_alerts(tmp_path, alert_command=command)
     watching = make_watcher(tmp_path, alerts, Chain())
     for amount in (10**8, 10**8, 12 * 10**8, 10**8, 10**10, 10**8):
         free[0] = amount

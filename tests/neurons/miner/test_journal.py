@@ -1,7 +1,5 @@
 """The journal: its rows and queries, and the writes that it refuses."""
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,28 +16,12 @@ from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, history,
 def test_every_field_is_read_back_exactly(path: Path) -> None:
     with Journal(path) as log:
         first = new(log)
-        full = replace(
-            first,
-            **COMMITTING,
-            state=State.FAILED,
-            resume_state=State.COMMITTING,
-            auto_target=True,
-            round_start="2026-01-01T00:00:00",
-            round_total=5,
-            submission_id=3,
-            reveal_block=99,
-            queued_at=3.5,
-            judged_early_at=4.5,
-            rank=1,
-            weight=0.6,
-            score=0.95,
-            weighted_score=7.5,
-            reason="lost",
-            remedy="none",
-            retry_at=1e9 + 0.1,
-            attempts=4,
-            updated_at=5.0,
-        )
+        values = {**COMMITTING, "state": State.FAILED, "resume_state": State.COMMITTING}
+        values |= {"round_total": 5, "submission_id": 3, "reveal_block": 99, "attempts": 4}
+        values |= {"queued_at": 3.5, "judged_early_at": 4.5, "retry_at": 1e9 + 0.1}
+        values |= {"rank": 1, "weight": 0.6, "score": 0.95, "weighted_score": 7.5}
+        values |= {"round_start": "2026-01-01T00:00:00", "reason": "lost", "remedy": "none"}
+        full = replace(first, **values, auto_target=True, updated_at=5.0)
         log.transition(first, full)
     with Journal(path) as log:
         assert log.get(full.id) == full
@@ -70,8 +52,7 @@ def test_a_change_and_its_event_are_one_transaction(log, monkeypatch):
     monkeypatch.setattr(log, "_add_event", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         log.transition(first, cycle.pause(first, Retry("r"), 2.0, 0.0))
-    assert log.get(first.id) == first
-    assert history(log, first.id) == [State.NEW]
+    assert (log.get(first.id), history(log, first.id)) == (first, [State.NEW])
 
 
 def test_a_stale_writer_is_refused(log: Journal) -> None:
@@ -104,8 +85,7 @@ def test_history_is_bounded(log: Journal, monkeypatch: pytest.MonkeyPatch) -> No
         close(log, new(log))
     count = log._database.execute("SELECT count(*) FROM events").fetchone()[0]
     assert count == 10
-    assert len(log.latest(100)) == 6
-    assert log.live(HOTKEY, 1) == live
+    assert (len(log.latest(100)), log.live(HOTKEY, 1)) == (6, live)
 
 
 def test_queries_return_the_newest_first_of_a_hotkey_a_round_or_a_target(log: Journal) -> None:
@@ -117,21 +97,16 @@ def test_queries_return_the_newest_first_of_a_hotkey_a_round_or_a_target(log: Jo
         draft(id=0, target_sequence_length=512, auto_target=True, hotkey="5Other", round_id=2),
     ]
     first, second, chosen, other = (log.insert(one) for one in drafts)
-    assert log.latest() == [other]
-    assert log.latest(2) == [other, chosen]
+    assert (log.latest(), log.latest(2)) == ([other], [other, chosen])
     assert log.latest(hotkey=HOTKEY) == [chosen]
     assert log.live_submissions() == [other, chosen, second, first]
     assert log.live_submissions(HOTKEY) == [chosen, second, first]
-    assert log.in_round(HOTKEY, 2) == [chosen, second]
-    assert log.in_round(HOTKEY, None) == []
+    assert (log.in_round(HOTKEY, 2), log.in_round(HOTKEY, None)) == ([chosen, second], [])
     assert (log.live(HOTKEY), log.live(HOTKEY, 2048)) == (second, chosen)
-    assert log.live(HOTKEY, 4096) is None
-    assert log.last_closed(HOTKEY, None) is None
+    assert (log.live(HOTKEY, 4096), log.last_closed(HOTKEY, None)) == (None, None)
     ended = [close(log, one) for one in (first, second, chosen)]
-    assert log.live(HOTKEY) is None
-    assert log.live_submissions() == [other]
-    assert log.last_closed(HOTKEY, None) == ended[1]
-    assert log.last_closed(HOTKEY, 512) == ended[0]
+    assert (log.live(HOTKEY), log.live_submissions()) == (None, [other])
+    assert (log.last_closed(HOTKEY, None), log.last_closed(HOTKEY, 512)) == (ended[1], ended[0])
     assert log.last_closed(HOTKEY, 2048) == ended[2]
     assert history(log, first.id) == [State.NEW, State.VALIDATED]
     with pytest.raises(LookupError, match="no submission 99"):

@@ -1,7 +1,5 @@
 """JOURNAL_COPY: a copy after each commitment, its faults, and a lost state folder."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 from pathlib import Path

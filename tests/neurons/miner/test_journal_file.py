@@ -1,7 +1,5 @@
 """The journal's file: permissions, damage, locks, versions and copies."""
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 import stat
@@ -72,20 +70,12 @@ def test_a_full_disk_at_the_first_start_is_a_temporary_fault(path, monkeypatch):
 
 def test_row_18_a_newer_version_is_refused_and_kept(path: Path) -> None:
     Journal(path).close()
-    database = sqlite3.connect(path)
-    with database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("INSERT INTO applied (version, name) VALUES (99, 'of the future')")
-    database.close()
     before = path.read_bytes()
     with pytest.raises(ConfigError, match=r"newer version.*99.*Update"):
         Journal(path)
     assert path.read_bytes() == before
-
-
-def test_a_folder_that_cannot_be_created_names_its_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="STATE_DIR"):
-        Journal(tmp_path / "file" / "journal.sqlite")
 
 
 def older_file(path: Path, version: int, *submissions: Submission) -> None:
@@ -142,7 +132,11 @@ def test_a_copy_is_migrated_and_leaves_the_older_file_unchanged(path: Path) -> N
         assert database.execute("SELECT state FROM submissions").fetchall() == [("COMMITTED",)]
 
 
-def test_a_missing_file_cannot_be_copied_and_is_not_created(path: Path) -> None:
+def test_a_missing_file_is_not_copied_and_a_missing_folder_names_its_setting(path: Path) -> None:
     with pytest.raises(QuasarError, match="cannot be used at the moment"):
         Journal(path, copy=True)
     assert not path.exists()
+    path.parent.parent.mkdir(exist_ok=True)
+    path.parent.touch()
+    with pytest.raises(ConfigError, match="STATE_DIR"):
+        Journal(path)

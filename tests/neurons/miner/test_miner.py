@@ -1,7 +1,5 @@
 """The command line: flags, exit statuses, messages, and no torch in this process."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -96,11 +94,7 @@ def test_status_and_the_next_start_agree_after_abandon(command: Command, state: 
 
 @pytest.mark.parametrize(
     ("words", "number", "status"),
-    [
-        (["once"], signal.SIGINT, 130),
-        (["once"], signal.SIGTERM, 143),
-        (["run"], signal.SIGINT, 0),
-    ],
+    [(["once"], signal.SIGINT, 130), (["once"], signal.SIGTERM, 143), (["run"], signal.SIGINT, 0)],
 )
 def test_the_exit_status_of_a_stop_and_the_umask(tmp_path, words, number, status):
     env = idle_environment(tmp_path)
@@ -154,9 +148,7 @@ def test_mistakes_exit_78_with_a_message(command, arguments, environ, message, s
     assert message in done.stderr
 
 
-def test_a_mistyped_setting_is_named_before_the_start_fails(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_mistyped_setting_is_named_before_the_start_fails(command, tmp_path):
     file = tmp_path / ".env"
     file.write_text("CLAIM_HEADROM=0.1\nVALIDATOR_API_URL=http://127.0.0.1:9\nREPO_PATH=/none\n")
     for name in ("run", "doctor"):
@@ -252,16 +244,12 @@ def test_no_torch_and_no_bittensor_in_this_process() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_lists_every_command_and_explains_one(command: Command) -> None:
+def test_help_explains_the_commands_and_the_version_names_the_commit(command: Command) -> None:
     text = command("--help").stdout
     assert [name for name in miner.cli.commands if name not in text] == []
     own = command("help", "status").stdout
     assert own.startswith("Usage: START_MINER.sh status")
-    assert "--history" in own
-    assert "--state-dir" in own
-
-
-def test_the_version_includes_the_commit(command: Command) -> None:
+    assert [name for name in ("--history", "--state-dir") if name not in own] == []
     shown = command("--version").stdout.split()
     assert shown[:2] == ["quasar-miner", __version__]
     head = tree_commit(PROJECT)

@@ -1,7 +1,5 @@
 """Comparison of rounds, and whether a new submission is due."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,12 +11,7 @@ from tests.neurons.miner.parts import draft
 
 MONDAY, SUNDAY = "2026-01-05T00:00:00", "2026-01-04T00:00:00"
 ROUND = Round(
-    id=3,
-    round_number=3,
-    start_time=MONDAY,
-    end_time="",
-    status="active",
-    time_remaining_seconds=1,
+    id=3, round_number=3, start_time=MONDAY, end_time="", status="active", time_remaining_seconds=1
 )
 
 
@@ -56,15 +49,9 @@ def test_a_round_is_identified_by_its_number_and_its_start(number, start, relati
 
 
 SPELLINGS = [
-    "2026-01-05T00:00:00Z",
-    "2026-01-05T00:00:00+00:00",
-    "2026-01-05T02:00:00+02:00",
-    "2026-01-05T00:00:00.734",
-    "2026-01-05T00:00:00.734561Z",
-    "2026-01-05T00:00:00.734561789+00:00",
-    "2026-01-05 00:00:00",
-    " 2026-01-05 00:00:00.5+0000",
-    "1767571200",
+    *("2026-01-05T00:00:00Z", "2026-01-05T00:00:00+00:00", "2026-01-05T02:00:00+02:00"),
+    *("2026-01-05T00:00:00.734", "2026-01-05T00:00:00.734561Z", "2026-01-05 00:00:00"),
+    *("2026-01-05T00:00:00.734561789+00:00", " 2026-01-05 00:00:00.5+0000", "1767571200"),
 ]
 
 

@@ -1,7 +1,5 @@
 """The targets that fit into a GPU's memory, by an estimate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,7 @@ from tests.neurons.miner.parts import make_settings
 
 def on_gpu(memory_gib: float, capability: str = "8.9") -> Any:
     return environment(
-        device="cuda",
-        gpu="a card",
-        gpu_memory_mb=memory_gib * 1024,
-        compute_capability=capability,
+        device="cuda", gpu="a card", gpu_memory_mb=memory_gib * 1024, compute_capability=capability
     )
 
 
@@ -41,13 +36,10 @@ def test_a_target_that_cannot_fit_is_held_with_the_longest_one_that_does(tmp_pat
         targets_here(1_000_000, on_gpu(1), settings)
 
 
-@pytest.mark.parametrize("memory_gib", [11, 141])
-def test_a_target_that_may_fit_is_measured(tmp_path: Path, memory_gib: float) -> None:
-    settings = make_settings(tmp_path, target_sequence_length=1_000_000)
+@pytest.mark.parametrize(
+    ("memory_gib", "changes"),
+    [(11, {}), (141, {}), (8, {"fork_scope": "ops"}), (8, {"repo_path": Path("/fork")})],
+)
+def test_a_target_is_measured_if_it_may_fit_or_the_layer_is_anothers(tmp_path, memory_gib, changes):
+    settings = make_settings(tmp_path, target_sequence_length=1_000_000, **changes)
     assert targets_here(1_000_000, on_gpu(memory_gib), settings) == (1_000_000,)
-
-
-@pytest.mark.parametrize("changes", [{"fork_scope": "ops"}, {"repo_path": Path("/fork")}])
-def test_the_estimate_is_for_the_published_layer_alone(tmp_path, changes):
-    settings = make_settings(tmp_path, **changes)
-    assert targets_here(1_000_000, on_gpu(8), settings) == (1_000_000,)

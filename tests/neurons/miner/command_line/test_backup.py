@@ -1,7 +1,5 @@
 """Copies of the journal: any path, only journals, and paths in other databases' addresses."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

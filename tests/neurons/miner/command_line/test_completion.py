@@ -1,7 +1,5 @@
 """Completion in real interactive shells, in another folder than the checkout."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """The doctor's checks against real files, repositories and servers."""
 
-from __future__ import annotations
-
 import sys
 import time
 from email.utils import formatdate
@@ -28,20 +26,11 @@ from tests.servers import Handler, Server, serving
 def settings(url: str, host: GitHub, upstream: Path, tmp_path: Path) -> Settings:
     host.login = "Ada"
     create_throwaway(tmp_path, "w", "hot")
-    environ = {
-        "VALIDATOR_API_URL": url,
-        "GITHUB_API_URL": host.url,
-        "GITHUB_TOKEN": CANARY,
-        "GITHUB_USERNAME": "ada",
-        "FORK_UPSTREAM_URL": str(upstream),
-        "TARGET_SEQUENCE_LENGTH": "2048",
-        "WALLET_MINER_NAME": "w",
-        "WALLET_HOTKEY": "hot",
-        "WALLET_PATH": str(tmp_path),
-        "STATE_DIR": str(tmp_path / "state"),
-        "SUBTENSOR_NETWORK": "offline",
-        "DEVICE": "cpu",
-    }
+    github = {"GITHUB_API_URL": host.url, "GITHUB_TOKEN": CANARY, "GITHUB_USERNAME": "ada"}
+    wallet = {"WALLET_MINER_NAME": "w", "WALLET_HOTKEY": "hot", "WALLET_PATH": str(tmp_path)}
+    fork = {"FORK_UPSTREAM_URL": str(upstream), "TARGET_SEQUENCE_LENGTH": "2048"}
+    own = {"STATE_DIR": f"{tmp_path}/state", "SUBTENSOR_NETWORK": "offline", "DEVICE": "cpu"}
+    environ = {"VALIDATOR_API_URL": url} | github | wallet | fork | own
     return Sources(environ=environ, env_file=Path("/dev/null")).settings("miner")
 
 
@@ -218,17 +207,6 @@ def test_clock(offset: float, level: str, settings: Settings, fake_api: FakeVali
     with serve(fake_api, formatdate(time.time() + offset, usegmt=True)) as url:
         _, clock = doctor.api(settings.model_copy(update={"validator_api_url": url}))
     assert (clock.name, clock.level) == ("clock", level)
-
-
-@pytest.mark.parametrize(
-    ("scopes", "level"), [("gist, public_repo", "ok"), ("gist", "failure"), (None, "ok")]
-)
-def test_token_scope(scopes: str | None, level: str, settings: Settings, host: GitHub) -> None:
-    host.scopes = scopes
-    (check,) = doctor.guarded(doctor.token, settings)
-    assert check.level == level
-    assert [headers["Authorization"] for _, headers in host.seen] == [f"Bearer {CANARY}"]
-    assert CANARY not in check.detail + check.remedy
 
 
 def test_a_newer_commit_of_the_branch_is_found_and_not_fetched(tmp_path: Path) -> None:

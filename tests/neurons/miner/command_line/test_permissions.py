@@ -1,7 +1,5 @@
 """Files and folders of another user: each command names the fault."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

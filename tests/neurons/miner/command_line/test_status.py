@@ -1,10 +1,10 @@
-"""The output of `status`."""
-
-from __future__ import annotations
+"""The output of `status`, and the end of the log that `logs` follows."""
 
 import json
 import os
 import pty
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from neurons.miner.command_line.status import Status, deadline_of, next_action
 from neurons.miner.cycle import NEVER, State
 from neurons.miner.journal import Journal
 from neurons.runtime.identity import create_throwaway
-from tests.neurons.miner.miner_command import BARE
+from tests.neurons.miner.miner_command import BARE, Command, run
 from tests.neurons.miner.parts import COMMITTING, draft, new
-from tests.processes import started
+from tests.processes import HANG, started
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,43 @@ def test_control_characters_of_the_server_do_not_reach_a_terminal(tmp_path):
     assert shown.count("[link=https://x.example]see[/wrong]") == 2
     assert "\x1b]" not in shown
     assert "\u202e" not in shown
+
+
+# ---- logs --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of a hundred lines in a state folder of an embedded run."""
+    path = tmp_path / "embedded/logs/miner.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(f"line {number}\n" for number in range(1, 101)))
+    return path
+
+
+def test_no_follow_shows_the_last_20_lines(log: Path) -> None:
+    shown = run("logs", "--no-follow", STATE_DIR=str(log.parents[2]))
+    assert shown.stdout.splitlines() == [f"line {number}" for number in range(81, 101)]
+    assert shown.returncode == 0
+
+
+def test_logs_follows_the_log_through_a_rotation_until_ctrl_c(log: Path) -> None:
+    env = BARE | {"STATE_DIR": str(log.parents[2])}
+    words = ("-m", "neurons.miner", "logs", "-n", "1")
+    with started(*words, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "line 100\n"
+        with log.open("a") as file:
+            file.write("written later\n")
+        assert process.stdout.readline() == "written later\n"
+        log.rename(log.with_suffix(".log.1"))
+        log.write_text("after the rotation\n")
+        assert process.stdout.readline() == "after the rotation\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HANG) == -signal.SIGINT
+
+
+def test_logs_names_the_path_of_a_missing_log(command: Command, tmp_path: Path) -> None:
+    shown = command("logs", STATE_DIR=str(tmp_path))
+    assert shown.returncode == 1
+    assert f"there is no log yet at {tmp_path}/embedded/logs/miner.log" in shown.stdout

@@ -1,7 +1,5 @@
 """Fixtures of the publishing tests: the fork's remote, and an overlay that tests may change."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

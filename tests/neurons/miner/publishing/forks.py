@@ -1,7 +1,5 @@
 """Helpers for forks in real repositories: publishing, and commits of other people."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """REPO_PATH: an existing checkout is used in place; dirty or hostile ones are refused."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +11,7 @@ from neurons.runtime.errors import Held
 from neurons.runtime.git.remote import Token
 from quasar_kernels.contract import overlay_files
 from tests.neurons.miner.publishing.forks import publish
+from tests.processes import put_program
 from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
 from tests.repositories import commit as commit_files
 
@@ -54,8 +53,7 @@ def test_the_checkouts_branch_and_origin_are_used(checkout, remote, overlay):
     run_git(checkout, "checkout", "-q", "-b", "mine")
     commit_files(checkout, {"notes.txt": "the owner's commit\n"})
     fork = use(checkout)
-    assert fork.url == f"file://{remote}"
-    assert fork.worktree == checkout
+    assert (fork.url, fork.worktree) == (f"file://{remote}", checkout)
     commit = publish(fork)
     assert run_git(remote, "rev-parse", "mine") == commit
     assert run_git(checkout, "rev-parse", "HEAD") == commit
@@ -150,10 +148,8 @@ def test_a_credential_in_the_origin_is_refused_and_not_shown(checkout: Path) -> 
 
 def trap(checkout: Path) -> tuple[Path, Path]:
     """Return a program that creates a file, and that file."""
-    program, sprung = checkout.parent / "trap.sh", checkout.parent / "sprung"
-    program.write_text(f"#!/bin/sh\ntouch {sprung}\ncat\n")
-    program.chmod(0o755)
-    return program, sprung
+    sprung = checkout.parent / "sprung"
+    return put_program(checkout.parent / "trap.sh", f"touch {sprung}\ncat"), sprung
 
 
 def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> None:
@@ -166,27 +162,17 @@ def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> N
             *("pre-commit", "post-commit", "prepare-commit-msg", "commit-msg", "pre-push"),
             *("reference-transaction", "post-index-change", "post-checkout", "fsmonitor-watchman"),
         ):
-            (folder / name).write_text(program.read_text())
-            (folder / name).chmod(0o755)
+            shutil.copy(program, folder / name)
     (checkout / ".git/info").mkdir(exist_ok=True)
     (checkout / ".git/info/attributes").write_text("* filter=evil diff=evil merge=evil\n")
-    for name, value in {
-        "core.hooksPath": str(other_hooks),
-        "core.fsmonitor": str(program),
-        "core.sshCommand": str(program),
-        "core.askPass": str(program),
-        "core.editor": str(program),
-        "core.pager": str(program),
-        "credential.helper": str(program),
-        "filter.evil.clean": str(program),
-        "filter.evil.smudge": str(program),
-        "filter.evil.process": str(program),
-        "filter.evil.required": "true",
-        "diff.external": str(program),
-        "diff.evil.textconv": str(program),
-        "gpg.program": str(program),
-        "commit.gpgSign": "true",
-    }.items():
+    programs = (
+        *("core.fsmonitor", "core.sshCommand", "core.askPass", "core.editor", "core.pager"),
+        *("credential.helper", "filter.evil.clean", "filter.evil.smudge", "filter.evil.process"),
+        *("diff.external", "diff.evil.textconv", "gpg.program"),
+    )
+    settings = {"filter.evil.required": "true", "commit.gpgSign": "true"}
+    settings |= {"core.hooksPath": str(other_hooks), **dict.fromkeys(programs, str(program))}
+    for name, value in settings.items():
         run_git(checkout, "config", name, value)
     (checkout / "data.bin").write_text("plain\n")  # a new time stamp, so that git reads the file
     publish(use(checkout))
@@ -199,17 +185,10 @@ def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> N
 @pytest.mark.parametrize(
     "name",
     [
-        "url.https://evil.example/.insteadOf",
-        "url.ext::sh.pushInsteadOf",
-        "core.worktree",
-        "core.alternateRefsCommand",
-        "remote.origin.pushurl",
-        "remote.origin.receivepack",
-        "remote.origin.vcs",
-        "http.proxy",
-        "http.https://github.com/.extraheader",
-        "http.https://github.com/me.sslVerify",
-        "hook.evil.command",
+        *("url.https://evil.example/.insteadOf", "url.ext::sh.pushInsteadOf", "core.worktree"),
+        *("core.alternateRefsCommand", "remote.origin.pushurl", "remote.origin.receivepack"),
+        *("remote.origin.vcs", "http.proxy", "http.https://github.com/.extraheader"),
+        *("http.https://github.com/me.sslVerify", "hook.evil.command"),
     ],
 )
 def test_git_settings_that_redirect_or_run_programs_are_refused(checkout: Path, name: str) -> None:

@@ -1,7 +1,5 @@
 """The fork on real repositories: the published content, and the clone of a validator."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -32,8 +30,7 @@ def test_a_validator_gets_the_overlay_byte_for_byte(remote, upstream, tmp_path):
     for name in overlay_files():
         assert (clone / name).read_bytes() == (OVERLAY / name).read_bytes()
     assert (clone / "fla/ops/quasar/theirs.py").exists()
-    assert (clone / "README.md").read_text() == "upstream\n"
-    assert check_tree(clone) == []
+    assert ((clone / "README.md").read_text(), check_tree(clone)) == ("upstream\n", [])
     # the measured worktree is the commit
     assert run_git(fork.worktree, "rev-parse", "HEAD") == commit
     assert run_git(fork.worktree, "status", "--porcelain") == ""
@@ -43,11 +40,12 @@ def test_a_validator_gets_the_overlay_byte_for_byte(remote, upstream, tmp_path):
     assert run_git(remote, "rev-parse", "main") == parent
 
 
-def test_the_same_content_has_the_same_commit(fork, make_fork, remote):
+def test_the_same_content_has_the_same_commit(fork, make_fork, remote, overlay):
     commit = publish(fork)
-    assert publish(fork) == commit
-    assert publish(make_fork()) == commit
+    assert (publish(fork), publish(make_fork())) == (commit, commit)
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
+    (overlay / "fla/ops/quasar/chunk.py").write_text("# the next version\n")
+    make_fork().verify(commit)  # a commit of the earlier overlay
 
 
 def test_a_clone_lost_before_the_reveal_is_created_again(fork, make_fork, remote):
@@ -97,12 +95,6 @@ def test_a_new_overlay_is_a_new_commit_on_top(make_fork, overlay, remote):
     assert changes == ["A", "fla/ops/quasar/new.py", "D", "fla/ops/quasar/old.py"]
     assert not (fork.worktree / "fla/ops/quasar/old.py").exists()
     assert (fork.worktree / "fla/ops/quasar/theirs.py").exists()
-
-
-def test_a_commit_of_the_earlier_overlay_still_verifies(fork, make_fork, overlay):
-    commit = publish(fork)
-    (overlay / "fla/ops/quasar/chunk.py").write_text("# the next version\n")
-    make_fork().verify(commit)
 
 
 # What is published
@@ -190,7 +182,5 @@ def test_an_empty_remote_starts_from_the_upstream(make_fork, upstream, tmp_path)
 def test_a_missing_remote_is_cloned_from_the_upstream(upstream: Path, tmp_path: Path) -> None:
     fork = Fork(str(tmp_path / "new.git"), str(upstream), tmp_path / "fork")
     publish(fork)
-    assert run_git(tmp_path / "new.git", "branch", "--format=%(refname:short)").split() == [
-        "main",
-        "quasar",
-    ]
+    branches = run_git(tmp_path / "new.git", "branch", "--format=%(refname:short)")
+    assert branches.split() == ["main", "quasar"]

@@ -1,7 +1,5 @@
 """The fork on real repositories: crashes, a branch that others move, hostile content."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path
@@ -18,7 +16,7 @@ from tests.neurons.miner.publishing.forks import (
     link_elsewhere,
     publish,
 )
-from tests.processes import run_python
+from tests.processes import put_program, run_python
 from tests.repositories import make_repository, run_git
 
 # Crashes
@@ -135,10 +133,7 @@ def test_row_27_a_commit_with_other_content_is_held(fork: Fork, remote: Path) ->
 
 
 def test_row_28_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
-    hook = remote / "hooks" / "pre-receive"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text("#!/bin/sh\necho 'branch is protected'\nexit 1\n")
-    hook.chmod(0o755)
+    hook = put_program(remote / "hooks/pre-receive", "echo 'branch is protected'\nexit 1")
     commit = lay_out(fork)
     with pytest.raises(Held, match="rejected the push") as held:
         fork.push(commit)

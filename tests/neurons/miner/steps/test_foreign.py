@@ -1,13 +1,8 @@
 """Foreign submissions: two state folders send submissions of one hotkey."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from structlog.testing import capture_logs
 
-from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from tests.neurons.fake_validator_api import LOST, SUBMIT, FakeValidatorApi
@@ -28,9 +23,7 @@ def warnings(logs: list) -> list[list[int]]:
     return [row["submission_ids"] for row in logs if row["event"] == WARNING]
 
 
-def test_a_foreign_submission_is_reported_and_its_rank_is_not_claimed(
-    context: Context, fake_api: FakeValidatorApi, url: str, tmp_path: Path
-) -> None:
+def test_a_foreign_submission_is_reported_and_its_rank_left_out(context, fake_api, url, tmp_path):
     other = make_context(tmp_path / "other", url, waiter=Waits(stop_after(1)))
     assert run_cycle(other).state is State.COMMITTED
     with capture_logs() as logs:

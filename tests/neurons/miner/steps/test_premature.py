@@ -1,7 +1,5 @@
 """Premature commitments: validators judge them before their reveal, as the public service's do."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -24,7 +22,7 @@ from tests.neurons.fake_validator_api import (
     FakeValidatorApi,
     Fault,
 )
-from tests.neurons.miner.parts import SETTLED, FakeBench, Waits, states, stop_after
+from tests.neurons.miner.parts import SETTLED, Waits, states, stop_after
 
 
 @pytest.fixture
@@ -70,8 +68,7 @@ def test_with_commit_reveal_a_premature_commitment_is_revealed(miner, fake_api):
     done = run_cycle(context)
     assert (done.state, done.rank, done.score) == (State.PREMATURE, 1, None)
     assert "nobody has measured" in str(done.reason)
-    assert fake_api.count(REVEAL) == 1
-    assert fake_api.count(SUBMIT) == 0
+    assert (fake_api.count(REVEAL), fake_api.count(SUBMIT)) == (1, 0)
     with capture_logs() as logs:
         warn_at_start(context)
     assert [row["log_level"] for row in logs] == ["warning"]
@@ -86,13 +83,10 @@ def test_the_same_content_is_not_submitted_again_in_the_round(miner, fake_api, m
             raise Stopped("enough")
 
     run_forever(miner(submission_mode=mode, waiter=Waits(then)))
-    assert fake_api.count(COMMIT) == 1
-    assert fake_api.count(SUBMIT) == (mode == "auto")
+    assert (fake_api.count(COMMIT), fake_api.count(SUBMIT)) == (1, mode == "auto")
 
 
-def test_a_commitment_may_be_premature_after_the_end_of_its_round(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_a_commitment_may_be_premature_after_the_end_of_its_round(context, fake_api, waits):
     """The server still lists it as unrevealed."""
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
     run_cycle(context)
@@ -106,9 +100,7 @@ def test_before_reveal_is_pushed_before_its_direct_submission(miner, kernels):
     assert kernels.pushed == [done.commit_hash]
 
 
-def test_a_verdict_before_the_first_poll_is_detected_after_the_reveal(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits, url: str
-) -> None:
+def test_a_verdict_before_the_first_poll_is_found_after_the_reveal(context, fake_api, waits, url):
     waits.then = lambda _: [row.update(validated=True) for row in fake_api.rows]
     fake_api.faults[STATS].extend([Fault(500, "down")] * 3)
     done = run_cycle(context)
@@ -120,8 +112,10 @@ def test_a_verdict_before_the_first_poll_is_detected_after_the_reveal(
 @pytest.mark.parametrize("lists_unrevealed", [True, False])
 def test_a_verdict_after_the_reveal_is_not_premature(context, patient, lists_unrevealed):
     patient.lists_unrevealed = lists_unrevealed
+    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)  # they hide no rank
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
+    assert (done.weight, list(patient.faults[WEIGHTS])) == (0.6, [])
     assert context.journal.get(1).queued_at is not None
     assert State.PREMATURE not in states(context, 1)
     assert "whether it was measured is unknown" in str(done.reason)
@@ -169,9 +163,7 @@ def test_two_submissions_of_a_hotkey_share_its_places_by_their_speed(context, pa
     assert run_cycle(context).state is State.UNRANKED
 
 
-def test_a_submission_of_an_emptied_database_has_no_place_in_the_new_one(
-    context: Context, patient: FakeValidatorApi, bench: FakeBench
-) -> None:
+def test_a_submission_of_an_emptied_database_has_no_place_in_the_new_one(context, patient, bench):
     """Rounds start at 1 again; a faster submission of the old round 1 is not in the new one."""
     assert run_cycle(context).rank == 1
     patient.wipe()
@@ -241,13 +233,6 @@ def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api):
     assert fake_api.count(REVEAL) == 1
     assert not fake_api.faults[ROUND]
     assert not {State.FAILED, State.HELD} & set(states(context, done.id))
-
-
-def test_weights_that_fail_for_some_time_hide_no_rank(context, patient):
-    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
-    done = run_cycle(context)
-    assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
-    assert not patient.faults[WEIGHTS]
 
 
 def test_a_failed_poll_after_the_reveal_is_repeated(miner, patient, kernels):

@@ -1,7 +1,5 @@
 """Cycles despite other miners' rows, unreadable lists, lost replies and emptied databases."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any
@@ -66,9 +64,7 @@ def test_a_list_that_is_too_short_proves_nothing(context, fake_api, monkeypatch)
     assert run_cycle(context).state is State.REVEALED
 
 
-def test_a_list_that_is_too_large_is_requested_with_fewer_rows(
-    context, fake_api, revealed, monkeypatch
-):
+def test_a_list_that_is_too_large_is_read_with_fewer_rows(context, fake_api, revealed, monkeypatch):
     monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
     fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
     assert read_standing(revealed, context.client).queued is None  # the list has 3 other rows
@@ -111,24 +107,18 @@ def test_the_rounds_end_ends_a_submission_if_statistics_stay_broken(context, fak
     assert run_cycle(context).id == done.id + 1
 
 
-@pytest.mark.usefixtures("revealed")
-def test_an_emptied_database_is_no_verdict(context: Context, fake_api: FakeValidatorApi) -> None:
+@pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
+def test_an_emptied_database_is_no_verdict(miner, fake_api, mode):
     """The API starts again with round 1 and an empty queue."""
+    context = miner(submission_mode=mode)
+    fake_api.verdict, context.waiter = None, Waits(stop_after(2 if mode == "commit_reveal" else 1))
+    assert run_cycle(context).state is State.REVEALED
+    context.waiter = Waits()
     fake_api.wipe()
     lost = run_cycle(context)
-    assert lost.state is State.ABANDONED
-    assert "lost it" in str(lost.reason)
+    assert (lost.state, "lost it" in str(lost.reason)) == (State.ABANDONED, True)
     fake_api.verdict = 1.0
-    assert run_cycle(context).state is State.VALIDATED
-    assert len(fake_api.rows) == 1
-
-
-def test_an_emptied_database_is_no_verdict_on_a_direct_submission(direct, fake_api):
-    fake_api.verdict, direct.waiter = None, Waits(stop_after(1))
-    assert run_cycle(direct).state is State.REVEALED
-    fake_api.wipe()
-    direct.waiter = Waits()
-    assert run_cycle(direct).state is State.ABANDONED
+    assert (run_cycle(context).state, len(fake_api.rows)) == (State.VALIDATED, 1)
 
 
 def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(direct, fake_api):
@@ -138,9 +128,7 @@ def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(dir
     assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
 
 
-def test_an_api_that_lost_the_commitment_at_the_reveal_receives_a_new_one(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_api_that_lost_the_commitment_receives_a_new_one(context, fake_api, waits, monkeypatch):
     monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
     fake_api.faults[REVEAL].append(LOST)
     waits.then = lambda _: fake_api.wipe_once() if fake_api.count(REVEAL) else None
@@ -169,9 +157,7 @@ def test_a_direct_submission_that_may_have_arrived_is_not_repeated(direct, fake_
     assert fake_api.count(SUBMIT) == 1
 
 
-def test_a_judged_direct_submission_is_recognised_by_its_claim(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_a_judged_direct_submission_is_recognised_by_its_claim(direct, fake_api, waits):
     def judge(_: float) -> None:
         if not fake_api.performers:
             fake_api.judge(fake_api.rows[0], 1.0)
@@ -220,29 +206,22 @@ def test_a_commitment_that_arrived_in_an_emptied_database_is_not_lost(context, f
     done = run_cycle(context)
     assert (done.state, done.rank, done.id) == (State.RANKED, 1, 1)
     # refused as unregistered, accepted, and refused as repeated, which shows that the server has it
-    assert fake_api.count(REVEAL) == 3
-    assert len(fake_api.rows) == 1
+    assert (fake_api.count(REVEAL), len(fake_api.rows)) == (3, 1)
 
 
-def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api):
-    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
-    assert run_cycle(direct).state is State.VALIDATED
-    assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (2, 1)
-
-
-def test_another_commit_of_this_hotkey_is_not_the_direct_submission(direct, fake_api):
-    """A second machine has queued it for the same target at the same time."""
-    add = fake_api.add_foreign
-    add(miner_hotkey=HOTKEY, target_sequence_length=2048, commit_hash="0" * 40)
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api, others):
+    """A second machine may have queued another commit for the same target at the same time."""
+    own = {"miner_hotkey": HOTKEY, "target_sequence_length": 2048, "commit_hash": "0" * 40}
+    fake_api.add_foreign(others, **own)
     fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
     done = run_cycle(direct)
-    assert (done.state, done.submission_id, fake_api.count(SUBMIT)) == (State.VALIDATED, 2, 2)
+    assert (done.state, done.submission_id) == (State.VALIDATED, others + 1)
+    assert fake_api.count(SUBMIT) == 2
 
 
 @pytest.mark.parametrize("fault", [Fault(429, "slow down"), Fault(403, "Denied by the gateway.")])
-def test_a_refused_direct_submission_is_repeated_although_others_arrived(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits, fault: Fault
-) -> None:
+def test_a_refused_direct_submission_is_repeated_despite_others(direct, fake_api, waits, fault):
     fake_api.faults[SUBMIT].append(fault)
     waits.then = lambda _: fake_api.add_foreign()
     if fault.status == 403:
@@ -256,8 +235,7 @@ def test_an_emptied_database_receives_the_direct_submission_again(direct, fake_a
     waits.then = lambda _: fake_api.wipe_once()
     fake_api.faults[SUBMIT].append(LOST)
     fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
-    assert run_cycle(direct).state is State.VALIDATED
-    assert len(fake_api.rows) == 1
+    assert (run_cycle(direct).state, len(fake_api.rows)) == (State.VALIDATED, 1)
 
 
 @pytest.mark.parametrize("created_at", ["2020-01-01T00:00:00", "some days ago"])
@@ -276,7 +254,7 @@ def test_an_earlier_row_of_the_same_claim_is_another_submission(direct, fake_api
 
 
 @pytest.mark.parametrize("earlier", [0.0, 7200.0, -7200.0])
-def test_the_rows_of_an_api_behind_a_front_end_with_another_clock_are_found(
+def test_rows_of_an_api_behind_a_front_end_with_another_clock_are_found(
     miner: Miner, fake_api: FakeValidatorApi, url: str, earlier: float
 ) -> None:
     """The API's own clock dates its rows and rounds; the Date header is the front end's."""

@@ -1,7 +1,5 @@
 """Decisions of single steps: signatures, measurements, checks before the reveal, verdicts."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -19,6 +17,9 @@ from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
 from neurons.miner.steps.follow import conclude
+from neurons.miner.steps.prepare import _publish
+from neurons.runtime.errors import Retry
+from neurons.runtime.git.faults import HostRefused, PrivateFork
 from neurons.runtime.identity import verify
 from neurons.wire.client import ApiClient
 from neurons.wire.protocol import Performer, Weight
@@ -57,14 +58,9 @@ FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
     ),
 )
 def test_the_signature_covers_the_numbers_as_they_are_sent(speed, benchmarks):
-    submission = draft(
-        hotkey=ALICE.hotkey,
-        fork_url="https://github.com/alice/fork",
-        commit_hash="a" * 40,
-        tokens_per_sec=speed,
-        vram_mb=0.0,
-        benchmarks=benchmarks,
-    )
+    code = {"fork_url": "https://github.com/alice/fork", "commit_hash": "a" * 40}
+    claim = {"tokens_per_sec": speed, "vram_mb": 0.0, "benchmarks": benchmarks}
+    submission = draft(hotkey=ALICE.hotkey, **code, **claim)
     CLIENT.reveal(1, "s", submission.claim, wire_version=1)
     received = json.loads(SENT.pop())
     text = f"{received['fork_url']}{received['commit_hash']}{received['tokens_per_sec']}"
@@ -162,19 +158,27 @@ def test_a_fork_other_than_the_committed_one_is_held_without_a_reveal(miner, ker
     assert "GITHUB_USERNAME" in str(held.remedy)
 
 
-def test_a_commitment_to_the_address_before_a_renaming_is_revealed(miner, kernels, fake_api):
+@pytest.mark.parametrize(
+    "address", ["https://github.com/zoe/fork", "https://GitHub.com/alice/flash-linear-attention/"]
+)
+def test_the_committed_address_is_revealed_also_after_a_renaming(miner, kernels, fake_api, address):
     committed = run_cycle(miner(waiter=Waits(stop_after(1))))
-    kernels.url = "https://github.com/zoe/fork"
-    kernels.served = str(committed.fork_url)  # the old address redirects
+    kernels.url = address
+    kernels.served = str(committed.fork_url) if "zoe" in address else ""  # the old one redirects
     assert run_cycle(miner()).state is State.VALIDATED
     assert fake_api.body_of(REVEAL)["fork_url"] == committed.fork_url
 
 
-def test_the_committed_fork_in_another_spelling_is_revealed_as_committed(miner, kernels, fake_api):
-    committed = run_cycle(miner(waiter=Waits(stop_after(1))))
-    kernels.url = "https://GitHub.com/alice/flash-linear-attention/"
-    assert run_cycle(miner()).state is State.VALIDATED
-    assert fake_api.body_of(REVEAL)["fork_url"] == committed.fork_url
+@pytest.mark.parametrize(("kind", "later"), [(HostRefused, Retry), (PrivateFork, PrivateFork)])
+def test_a_refusal_of_a_fork_that_worked_before_is_temporary(context, kernels, kind, later):
+    def refuse() -> None:
+        raise kind("The remote refused the credentials.", "Check GITHUB_TOKEN.")
+
+    submission = run_cycle(context)
+    assert submission.state is State.VALIDATED
+    kernels.on_verify = refuse
+    with pytest.raises(later):
+        _publish(submission, context)
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -203,14 +207,8 @@ def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPat
 
 
 def performer(**fields: Any) -> Performer:
-    return Performer(
-        id=1,
-        miner_hotkey=HOTKEY,
-        tokens_per_sec=1.0,
-        target_sequence_length=1,
-        created_at="2026-01-01T00:00:00",
-        **fields,
-    )
+    row = {"id": 1, "miner_hotkey": HOTKEY, "tokens_per_sec": 1.0, "target_sequence_length": 1}
+    return Performer(**row, created_at="2026-01-01T00:00:00", **fields)
 
 
 PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
@@ -240,15 +238,15 @@ def test_the_verdict_states_only_what_the_api_shows(row, place, early, state, ra
 
 
 @pytest.mark.parametrize(
-    ("facts", "state"),
+    ("facts", "rank"),
     [
-        ({"reveal_block": 0}, State.UNRANKED),  # committed, and never seen in the queue
-        ({"reveal_block": 5, "queued_at": 0.0}, State.RANKED),
-        ({}, State.RANKED),  # sent directly
+        ({"reveal_block": 0}, None),  # committed, and never seen in the queue
+        ({"reveal_block": 5, "queued_at": 0.0}, 2),
+        ({}, 2),  # sent directly
     ],
 )
-def test_a_rank_counts_if_the_queue_showed_the_revealed_submission(facts, state):
-    conclusion = conclude(draft(**facts), performer(), PLACE)
-    assert (conclusion.state, conclusion.score) == (state, None)
-    assert conclusion.rank == (2 if state is State.RANKED else None)
-    assert ("ranks it 2" in str(conclusion.reason)) is (state is State.UNRANKED)
+def test_a_rank_counts_if_the_queue_showed_the_revealed_submission(facts, rank):
+    found = conclude(draft(**facts), performer(), PLACE)
+    state = State.RANKED if rank else State.UNRANKED
+    assert (found.state, found.score, found.rank) == (state, None, rank)
+    assert ("ranks it 2" in str(found.reason)) is (rank is None)
