@@ -1,7 +1,5 @@
 """Fixtures of the validator's tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,8 +8,7 @@ from neurons.runtime.errors import ConfigError
 from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.wire.protocol import QueuedSubmission
 from tests.neurons.live_api import ALICE, LiveApi
-from tests.neurons.validator.judges import Bench, Benches
-from tests.neurons.validator.samples import ForkRepository, make_fork
+from tests.neurons.validator.samples import Bench, Benches, ForkRepository, make_fork
 
 
 @pytest.fixture(scope="session")
@@ -32,15 +29,9 @@ def fork(tmp_path: Path) -> ForkRepository:
 @pytest.fixture
 def submission(fork: ForkRepository) -> QueuedSubmission:
     """A submission of `fork`, in the validators' queue."""
-    return QueuedSubmission(
-        id=1,
-        miner_hotkey="5Grw",
-        fork_url=fork.url,
-        commit_hash=fork.git("rev-parse", "HEAD"),
-        target_sequence_length=4096,
-        tokens_per_sec=1000.0,
-        created_at="",
-    )
+    claim = {"target_sequence_length": 4096, "tokens_per_sec": 1000.0, "created_at": ""}
+    code = {"fork_url": fork.url, "commit_hash": fork.git("rev-parse", "HEAD")}
+    return QueuedSubmission.model_validate({"id": 1, "miner_hotkey": "5Grw", **code, **claim})
 
 
 @pytest.fixture

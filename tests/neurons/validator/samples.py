@@ -1,15 +1,22 @@
-"""Forks in real git repositories, and a fake measurement."""
+"""Forks in real git repositories, fake measurements, and validators with fake evaluations."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.measuring.runner import MeasurementError, Options
 from harness.sample import Correctness, Sample
+from neurons.validator.api import ValidatorApi
+from neurons.validator.attempts import Attempts
+from neurons.validator.evaluate import SharedLock
+from neurons.validator.loop import Validator
+from neurons.validator.verdict import Verdict, judge
+from neurons.wire.protocol import QueuedSubmission
 from quasar_kernels.contract import LAYER_FILE, QUASAR_DIR, REQUIRED_IMPORTS, TARGET_FILES
 from tests.harness import samples
+from tests.neurons.live_api import VALIDATOR, LiveApi
 from tests.repositories import commit, make_checkout, run_git
 
 CORRECTNESS = samples.make_correctness(longest=65536)
@@ -71,3 +78,51 @@ def make_fork(path: Path) -> ForkRepository:
     files[f"{QUASAR_DIR}/csrc/kernel.cu"] = "// kernel\n"
     files[str(LAYER_FILE)] = "class QuasarAttention: ...\n"
     return ForkRepository(make_checkout(path, files))
+
+
+class Judge:
+    """A fake evaluation: its verdict, or the error that it raises, by submission."""
+
+    def __init__(
+        self, gpu: str = "", answers: Mapping[str, Any] | None = None, **further: Any
+    ) -> None:
+        self.gpu, self.answers = gpu, {**(answers or {}), **further}
+        self.judged: list[int] = []
+        self.shares: list[float] = []
+        self.lock = SharedLock()
+
+    def evaluate(self, submission: QueuedSubmission, share: float = 1.0) -> Verdict:
+        self.judged.append(submission.id)
+        self.shares.append(share)
+        answer = self.answers.get(f"s{submission.id}", judge(1.0, 1.0))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@dataclass
+class Bench:
+    """A validator with fake evaluations, and a clock that tests move."""
+
+    api: LiveApi
+    judge: Judge
+    file: Path
+    now: float = 1_770_000_000.0
+    further: tuple[Judge, ...] = ()
+
+    def run_once(self) -> None:
+        self.start().run_once()
+
+    def start(self) -> Validator:
+        attempts = Attempts(self.file, self.api.url, lambda: self.now)
+        client = ValidatorApi(self.api.url, VALIDATOR)
+        judges: list[Any] = [self.judge, *self.further]
+        return Validator(client, judges, attempts, threading.Event())
+
+
+def scores(api: LiveApi) -> dict[int, float]:
+    rows = api.get("/get_submission_stats")["top_performers"]
+    return {row["id"]: row["score"] for row in rows}
+
+
+Benches = Callable[..., Bench]

@@ -1,7 +1,5 @@
 """The validator's client against the live API and against faulty servers."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -15,15 +13,9 @@ from neurons.validator import api as module
 from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi, serve
 
-ROW = {
-    "id": 1,
-    "miner_hotkey": "5Grw",
-    "fork_url": "https://host/fork",
-    "commit_hash": "a" * 40,
-    "target_sequence_length": 512,
-    "tokens_per_sec": 1.0,
-    "created_at": "2026-01-01T00:00:02",
-}
+FORK = {"fork_url": "https://host/fork", "commit_hash": "a" * 40}
+CLAIM = {"target_sequence_length": 512, "tokens_per_sec": 1.0, "created_at": "2026-01-01T00:00:02"}
+ROW = {"id": 1, "miner_hotkey": "5Grw", **FORK, **CLAIM}
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +80,13 @@ def test_a_rejected_hotkey_is_a_configuration_error(api: LiveApi) -> None:
     assert ALICE.hotkey in str(caught.value)
 
 
-def test_unrevealed_and_judged_rows_are_skipped() -> None:
+def test_unrevealed_judged_and_malformed_rows_are_skipped() -> None:
     commitment = {**ROW, "id": 2, "fork_url": None, "commit_hash": None, "tokens_per_sec": 0.0}
-    unrevealed = {**ROW, "id": 3, "is_revealed": False}
-    client, _ = answering(queue_of(commitment, unrevealed, {**ROW, "validated": True}, ROW))
-    assert [row.id for row in client.queue()] == [1]
+    others = [{**ROW, "id": 3, "is_revealed": False}, {**ROW, "id": 4, "validated": True}]
+    malformed = [{"id": "x"}, None]
+    older = {**ROW, "id": 7, "created_at": "2025"}
+    client, _ = answering(queue_of(commitment, *others, *malformed, ROW, older))
+    assert [row.id for row in client.queue()] == [7, 1]
 
 
 def test_every_page_of_the_queue_is_read() -> None:
@@ -107,11 +101,6 @@ def test_every_page_of_the_queue_is_read() -> None:
     client, sent = answering(page(1, 1))  # a server that never ends
     assert len(client.queue()) == 2
     assert len(sent) == 2
-
-
-def test_a_malformed_row_is_skipped() -> None:
-    client, _ = answering(queue_of({"id": "x"}, None, ROW, {**ROW, "id": 7, "created_at": "2025"}))
-    assert [row.id for row in client.queue()] == [7, 1]
 
 
 def test_temporary_faults_are_retried() -> None:

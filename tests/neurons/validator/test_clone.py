@@ -1,7 +1,5 @@
 """Clones of real repositories, both honest and hostile."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading
@@ -15,7 +13,7 @@ from neurons.validator import clone as module
 from neurons.validator.clone import BadFork, Sources, clear, clone, submission_folder
 from quasar_kernels.contract import QUASAR_DIR
 from tests.neurons.validator.samples import ForkRepository
-from tests.processes import HANG
+from tests.processes import HANG, put_program
 from tests.repositories import run_git
 
 LOCAL = Sources(files=True)
@@ -37,9 +35,7 @@ def test_any_commit_of_any_branch_can_be_cloned(fork, tmp_path):
         assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
 
 
-def test_missing_repositories_and_commits_are_bad_forks(
-    fork: ForkRepository, tmp_path: Path
-) -> None:
+def test_missing_repositories_and_commits_are_bad_forks(fork, tmp_path):
     missing = ForkRepository(tmp_path / "nowhere")
     for repository, commit, box in ((fork, "0" * 40, "one"), (missing, "0" * 40, "two")):
         with pytest.raises(BadFork, match="cannot be cloned"):
@@ -51,14 +47,8 @@ def test_missing_repositories_and_commits_are_bad_forks(
 @pytest.mark.parametrize(
     "address",
     [
-        "ext::sh -c touch% /tmp/owned",
-        "ssh://host/fork",
-        "git@host:fork",
-        "http://host/fork",
-        "https://user:password@host/fork",
-        "--upload-pack=touch owned",
-        "/etc",
-        "",
+        *("ext::sh -c touch% /tmp/owned", "ssh://host/fork", "git@host:fork", "http://host/fork"),
+        *("https://user:password@host/fork", "--upload-pack=touch owned", "/etc", ""),
     ],
 )
 def test_unsafe_addresses_are_rejected(address: str) -> None:
@@ -86,9 +76,7 @@ def test_private_addresses_are_rejected(address: str, tmp_path: Path) -> None:
         clone(f"https://{address}:8000/a", "0" * 40, tmp_path / "..", sources=Sources(hosts=()))
 
 
-def test_a_commit_with_too_many_files_is_not_checked_out(
-    fork: ForkRepository, tmp_path: Path
-) -> None:
+def test_a_commit_with_too_many_files_is_not_checked_out(fork, tmp_path):
     """Ten names per folder, eight levels deep: a kilobyte of git with a billion files."""
     (fork.path / "one").write_text("one")
     hashed = fork.git("hash-object", "-w", "one")
@@ -216,19 +204,11 @@ def test_row_29_links_hooks_filters_and_submodules_have_no_effect(fork, tmp_path
     config = tmp_path / "gitconfig"  # a filter in the validator's own settings
     config.write_text(f'[filter "evil"]\n\tsmudge = touch {marker}; cat\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
-    template = tmp_path / "template" / "hooks"
-    template.mkdir(parents=True)
-    hook = template / "post-checkout"
-    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
-    hook.chmod(0o755)
-    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(template.parent))
+    put_program(tmp_path / "template/hooks/post-checkout", f"touch {marker}")
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(tmp_path / "template"))
     (fork.path / "link").symlink_to(secret)
-    commit = fork.commit(
-        {
-            ".gitattributes": "* filter=evil\n",
-            ".gitmodules": f'[submodule "s"]\n\tpath = s\n\turl = {fork.url}\n',
-        }
-    )
+    modules = f'[submodule "s"]\n\tpath = s\n\turl = {fork.url}\n'
+    commit = fork.commit({".gitattributes": "* filter=evil\n", ".gitmodules": modules})
     tree = clone_fork(fork, commit, tmp_path / "box")
     assert (tree / "link").read_text() == str(secret)
     assert not (tree / "link").is_symlink()

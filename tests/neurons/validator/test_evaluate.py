@@ -1,7 +1,5 @@
 """Evaluations of submissions, with real clones and fake measurements."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,8 +77,7 @@ def test_one_check_precedes_the_timing_of_all_lengths(evaluate, measured, boxes)
     assert verdict.score == pytest.approx(1.1)
     speeds = {length: row["tokens_per_sec"] for length, row in verdict.measured.items()}
     assert speeds == {"512": 3.0, "1024": 2.0, "2048": 1.0, "4096": 1100.0}
-    assert measured.lengths == [4096, 2048, 1024, 512]
-    assert measured.checks == [4096]
+    assert (measured.lengths, measured.checks) == ([4096, 2048, 1024, 512], [4096])
     assert measured.proven == [True] * 4  # by the referee's clock
     assert list(boxes.iterdir()) == []
     measured.answers, measured.lengths = [1.0, 1.0, 950.0], []
@@ -130,7 +127,7 @@ def test_a_crash_is_repeated_once_and_earlier_samples_are_kept(evaluate, measure
     assert (verdict.score, list(verdict.measured)) == (0.0, ["2048", "4096"])
 
 
-def test_the_end_of_a_low_claims_time_postpones_and_its_other_failures_count(
+def test_the_end_of_a_low_claims_time_postpones_and_other_failures_count(
     evaluate: Evaluate, measured: Measured, machine: Machine
 ) -> None:
     machine.sound = False  # no control run is needed to postpone
@@ -168,9 +165,7 @@ def test_invalid_submissions_score_0_without_a_measurement(evaluate, measured, b
         assert not boxes.exists()  # nothing was cloned
 
 
-def test_a_temporary_fault_gives_no_verdict(
-    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_fault_gives_no_verdict(evaluate, monkeypatch):
     def slow(*args: object, **options: object) -> Path:
         raise Retry("git clone took longer than 120 seconds.")
 

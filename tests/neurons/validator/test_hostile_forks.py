@@ -4,8 +4,6 @@ Without a sandbox on this machine they are skipped; test_validator.py tests that
 does not start. Attacks on the measurement are in tests/harness/measuring and tests/adversarial.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """A worker in the real sandbox finds packages in every place from which Python imports them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -65,7 +63,6 @@ class Home:
 
     @property
     def site(self) -> Path:
-        """The virtual environment's folder of packages."""
         (found,) = (self.folder / "python").glob("lib/python*/site-packages")
         return found
 

@@ -1,7 +1,5 @@
 """The sandbox: its probe for leaks, its limits and its system calls."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -247,28 +245,13 @@ class Nvml:
     """A driver with four GPUs; the numbers of their device files are in reverse order."""
 
     NVMLError = OSError
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlShutdown(self) -> None: ...
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str | int:
-        return 1 if name == "GPU-1" else "part of 2"
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> int:
-        return int(handle[-1])
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 4
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "NVIDIA H100" if handle == 3 else "NVIDIA H200"
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+    nvmlDeviceGetCount = staticmethod(lambda: 4)
+    nvmlDeviceGetName = staticmethod(lambda handle: f"NVIDIA H{1 if handle == 3 else 2}00")
+    nvmlDeviceGetUUID = staticmethod("GPU-{}".format)
+    nvmlDeviceGetHandleByIndex = staticmethod(int)
+    nvmlDeviceGetHandleByUUID = staticmethod(lambda name: 1 if name == "GPU-1" else "part of 2")
+    nvmlDeviceGetDeviceHandleFromMigDeviceHandle = staticmethod(lambda handle: int(handle[-1]))
 
     def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
         if handle > 3:

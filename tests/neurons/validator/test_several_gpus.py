@@ -1,11 +1,8 @@
 """A validator with several GPUs, which judges submissions at the same time."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
 
 import pytest
 import structlog
@@ -13,11 +10,11 @@ import structlog
 from neurons.runtime.errors import ConfigError
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import Attempts
-from neurons.validator.evaluate import FaultyMachine, SharedLock
+from neurons.validator.evaluate import FaultyMachine
 from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi
-from tests.neurons.validator.judges import Benches, Judge, scores
+from tests.neurons.validator.samples import Benches, Judge, scores
 from tests.processes import HANG, wait_for
 
 
@@ -103,8 +100,7 @@ def test_a_gpu_that_fails_its_control_run_gets_no_more_submissions(api, bench):
         wait_for(lambda: broken.judged)
         sound.end.set()
         judged.result(HANG)
-    assert len(broken.judged) == 1
-    assert sorted(sound.judged + broken.judged) == rows
+    assert (len(broken.judged), sorted(sound.judged + broken.judged)) == (1, rows)
     alone = Judge("", faulty)
     later = bench(alone)
     later.now += 3600
@@ -113,9 +109,7 @@ def test_a_gpu_that_fails_its_control_run_gets_no_more_submissions(api, bench):
 
 
 @pytest.mark.parametrize("error", [ConfigError("not its validator"), KeyboardInterrupt()])
-def test_an_error_stops_the_other_evaluations_and_keeps_their_verdicts(
-    api: LiveApi, bench: Benches, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_an_error_stops_other_evaluations_and_keeps_their_verdicts(api, bench, monkeypatch, error):
     api.register(BOB)
     failing, other = api.submit(ALICE, 10.0), api.submit(BOB, 20.0)
     slow = Waiting("1")
@@ -158,8 +152,7 @@ def test_an_unreachable_api_ends_no_evaluation(api, bench, monkeypatch, quick_po
 def test_no_target_is_timed_while_logits_are_compared(api: LiveApi, bench: Benches) -> None:
     """The validator's inference server uses cores, and perhaps the same GPU."""
     api.submit(ALICE, 10.0)
-    judge: Any = Judge("0")
-    judge.lock = SharedLock()
+    judge = Judge("0")
     timed = []
 
     def time_a_target() -> None:

@@ -1,7 +1,5 @@
 """Simultaneous evaluations: their shares of the machine, and their exclusive measurements."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -197,9 +195,7 @@ def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
         (("H200",) * 2, 64, 8, 1, True),
     ],
 )
-def test_unlike_gpus_and_those_without_cores_or_memory_stay_unused(
-    models: tuple[str, ...], cores: int, gib: int, used: int, *, warned: bool
-) -> None:
+def test_unlike_gpus_or_those_without_cores_or_memory_stay_idle(models, cores, gib, used, warned):
     one = evaluator(cores, gib)
     with structlog.testing.capture_logs() as lines:
         evaluators = evaluators_for(one, gpus(*models))

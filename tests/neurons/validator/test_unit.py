@@ -4,8 +4,6 @@ systemd does not run in tests. Seccomp filters and mounts like systemd's (system
 the settings that can prevent namespaces, a host name or a new /proc.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import platform
@@ -108,9 +106,7 @@ def test_a_fork_starts_under_the_validators_unit(tmp_path, monkeypatch):
         ("ProtectKernelLogs", "mount proc"),
     ],
 )
-def test_each_setting_that_the_unit_lacks_would_prevent_the_sandbox(
-    name, reason, tmp_path, monkeypatch
-):
+def test_each_setting_that_the_unit_lacks_prevents_sandboxes(name, reason, tmp_path, monkeypatch):
     status, output = start({name: "yes"}, tmp_path, monkeypatch)
     assert status != 0
     assert output.startswith("bwrap: ")

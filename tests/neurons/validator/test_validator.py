@@ -1,7 +1,5 @@
 """The validator's loop and its process, against a live API and real git repositories."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
@@ -22,10 +20,9 @@ from neurons.runtime.process import Stopped
 from neurons.validator.__main__ import main
 from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
 from neurons.validator.attempts import FIRST_PAUSE, MAX_CRASHES, Attempts
-from neurons.validator.evaluate import SharedLock
 from neurons.validator.logits import Comparison
 from neurons.validator.loop import Validator
-from neurons.validator.verdict import judge, reject
+from neurons.validator.verdict import Verdict, judge, reject
 from neurons.wire.protocol import LARGEST, QueuedSubmission, Verification
 from quasar_kernels.contract import QUASAR_DIR, REQUIRED_IMPORTS
 from tests.neurons.live_api import (
@@ -38,14 +35,11 @@ from tests.neurons.live_api import (
     serve,
     submission,
 )
-from tests.neurons.validator.judges import Benches, Judge, scores
-from tests.neurons.validator.samples import make_fork
+from tests.neurons.validator.samples import Benches, Judge, make_fork, scores
 from tests.processes import HANG, is_alive, run_python, started, wait_for
 
 
-def test_revealed_submissions_are_judged_and_commitments_are_not(
-    api: LiveApi, bench: Benches
-) -> None:
+def test_revealed_submissions_are_judged_and_commitments_are_not(api, bench):
     answers = Judge(s2=reject("too slow"))
     loop = bench(answers)
     good, bad = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
@@ -131,10 +125,14 @@ def queued(number: int, hotkey: str, address: str | None = None) -> QueuedSubmis
     )
 
 
+@pytest.fixture
+def attempts(tmp_path: Path) -> Attempts:
+    return Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
+
+
 @pytest.mark.parametrize("postponed", [False, True])
-def test_new_hotkeys_of_one_client_do_not_delay_others(tmp_path: Path, postponed: bool) -> None:
+def test_new_hotkeys_of_one_client_do_not_delay_others(attempts, postponed):
     """Each slow fork comes from a new hotkey, on which no time was spent and which never failed."""
-    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
     honest = queued(59, "honest", "198.51.100.7")
     attempts.record_time(queued(1, "honest", "198.51.100.7"), 100.0)
     if postponed:
@@ -147,13 +145,12 @@ def test_new_hotkeys_of_one_client_do_not_delay_others(tmp_path: Path, postponed
     assert judged == ["new 2", *["honest"] * 55]
 
 
-def test_a_client_pays_while_its_fork_runs_and_for_crashes(tmp_path: Path) -> None:
+def test_a_client_pays_while_its_fork_runs_and_for_crashes(attempts, tmp_path):
     """Else new hotkeys of one client get all GPUs at once, or crash the validator for nothing."""
     honest, first, second = (
         queued(number, f"{number}", address)
         for number, address in ((9, "198.51.100.7"), (1, "203.0.113.9"), (2, "203.0.113.9"))
     )
-    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
     attempts.record_time(honest, 100.0)
     attempts.begin(first)
     assert min(honest, second, key=attempts.queue_key) is honest
@@ -162,9 +159,8 @@ def test_a_client_pays_while_its_fork_runs_and_for_crashes(tmp_path: Path) -> No
     assert min(honest, second, key=attempts.queue_key) is honest
 
 
-def test_a_verdict_keeps_its_reason_while_it_is_postponed(tmp_path: Path) -> None:
+def test_a_verdict_keeps_its_reason_while_it_is_postponed(attempts):
     """Its page showed that the miner's inference server was busy, beside a score of 1."""
-    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
     attempts.conclude(row := queued(1, "honest"), verdict := judge(1.0, 1.0))
     attempts.postpone(row, "The miner's inference server answered with status 503.")
     assert attempts.of(row).verdict == verdict
@@ -194,9 +190,7 @@ def test_every_fourth_choice_goes_by_age(api: LiveApi, bench: Benches) -> None:
     assert loop.judge.judged.index(row) == 3, loop.judge.judged
 
 
-def test_claims_that_cannot_earn_have_less_time_and_are_postponed(
-    api: LiveApi, bench: Benches
-) -> None:
+def test_claims_that_cannot_earn_have_less_time_and_are_postponed(api, bench):
     """Slow forks with a claim of 1 token/s never count as failures, but take the full time."""
     answers, loop = Judge(), bench(Judge())
     for number in range(4):
@@ -207,16 +201,9 @@ def test_claims_that_cannot_earn_have_less_time_and_are_postponed(
     for _ in range(4):
         loop.run_once()
         loop.now += 3600
-    given = dict(zip(answers.judged, answers.shares, strict=True))
-    assert given[high] == 1.0
-    assert [
-        share for one, share in zip(answers.judged, answers.shares, strict=True) if one == low
-    ] == [
-        0.25,
-        0.5,
-        1.0,
-        1.0,
-    ]
+    given = list(zip(answers.judged, answers.shares, strict=True))
+    assert [share for row, share in given if row == high] == [1.0]
+    assert [share for row, share in given if row == low] == [0.25, 0.5, 1.0, 1.0]
     assert api.post("/submit_kernel", submission(ALICE, 2.0), ALICE).status_code == 200
     assert low not in scores(api)
 
@@ -259,9 +246,7 @@ def test_a_large_queue_is_not_read_before_each_submission(api, bench, monkeypatc
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_only_compared_logits_count_as_a_failure(api, bench, answered):
-    evaluation: Any = Judge()
-    evaluation.lock = SharedLock()
-    validator = bench(evaluation).start()
+    validator = bench(Judge()).start()
 
     class Logits:
         def verify(self, submission: QueuedSubmission, **_: object) -> Comparison:
@@ -277,9 +262,7 @@ def test_only_compared_logits_count_as_a_failure(api, bench, answered):
 
 
 def test_faults_before_the_verdict_do_not_make_a_busy_inference_server_fail(api, bench):
-    evaluation: Any = Judge(s1=Postponed("no GPU today"))
-    evaluation.lock, finals = SharedLock(), []
-    loop = bench(evaluation)
+    loop, finals = bench(Judge(s1=Postponed("no GPU today"))), []
 
     class Busy:
         def verify(self, submission: QueuedSubmission, *, final: bool) -> Comparison:
@@ -289,7 +272,7 @@ def test_faults_before_the_verdict_do_not_make_a_busy_inference_server_fail(api,
     api.submit(ALICE, 10.0)
     for poll in range(14):
         if poll == 7:
-            evaluation.answers.clear()
+            loop.judge.answers.clear()
         validator = loop.start()
         validator._logits = Busy()
         validator.run_once()
@@ -299,9 +282,7 @@ def test_faults_before_the_verdict_do_not_make_a_busy_inference_server_fail(api,
 
 def test_a_miner_pays_for_the_time_that_its_inference_server_takes(api, bench):
     """Every evaluation waits for the comparison, so slow servers must not be free."""
-    evaluation: Any = Judge()
-    evaluation.lock = SharedLock()
-    validator, now = bench(evaluation).start(), [0.0]
+    validator, now = bench(Judge()).start(), [0.0]
 
     class Slow:
         def verify(self, submission: QueuedSubmission, **_: object) -> Comparison:
@@ -394,8 +375,7 @@ def test_the_verdict_of_a_second_validator_is_dropped(api, monkeypatch, bench, c
     loop.run_once()
     loop.run_once()
     assert (scores(api), loop.judge.judged) == ({row: 1.0}, [row])
-    written = capsys.readouterr()
-    assert "verdict not counted" in written.out + written.err
+    assert "verdict not counted" in "".join(capsys.readouterr())
 
 
 def test_a_verdict_whose_failure_is_not_counted_stays_written(api, monkeypatch, bench, capsys):
@@ -408,15 +388,12 @@ def test_a_verdict_whose_failure_is_not_counted_stays_written(api, monkeypatch, 
     loop.run_once()
     loop.run_once()
     assert (scores(api), loop.judge.judged) == ({row: 0.0}, [row])
-    written = capsys.readouterr()
-    log = written.out + written.err
+    log = "".join(capsys.readouterr())
     assert "failure not counted" in log
     assert "verdict not written" not in log
 
 
-def test_the_attempts_of_an_earlier_version_are_read(
-    api: LiveApi, tmp_path: Path, bench: Benches
-) -> None:
+def test_the_attempts_of_an_earlier_version_are_read(api, tmp_path, bench):
     row = api.submit(ALICE, 10.0)
     file = tmp_path / "attempts.sqlite"
     (queued,) = ValidatorApi(api.url, VALIDATOR).queue()
@@ -615,17 +592,17 @@ def test_an_organisers_calls_from_the_command_line(home, capsys):
         assert "Submission not found" in capsys.readouterr().err
 
 
-def test_a_verdict_after_a_withdrawal_is_dropped(api, bench, capsys):
+def test_a_verdict_after_a_withdrawal_is_dropped(api, bench, capsys, monkeypatch):
     """The organiser withdraws the submission while it is judged."""
     observe.configure()
-    row = api.submit(ALICE, 10.0)
+    loop, row = bench(Judge()), api.submit(ALICE, 10.0)
+    evaluate = loop.judge.evaluate
 
-    class Withdrawing(Judge):
-        def evaluate(self, submission, share=1.0):
-            api.judge("/withdraw_submission", {"submission_id": row})
-            return super().evaluate(submission, share)
+    def withdrawn(*arguments: Any) -> Verdict:
+        api.judge("/withdraw_submission", {"submission_id": row})
+        return evaluate(*arguments)
 
-    loop = bench(Withdrawing())
+    monkeypatch.setattr(loop.judge, "evaluate", withdrawn)
     loop.run_once()
     loop.run_once()
     assert (scores(api), loop.judge.judged) == ({row: 0.0}, [row])

@@ -4,8 +4,6 @@ bittensor's clients accept any `Substrate`; `Chain` answers the queries of `SetW
 the call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +24,6 @@ NETUID = 24
 
 @dataclass
 class Chain:
-    """A chain in memory."""
-
     uids: dict[str, int]
     sent: list[Any] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
@@ -84,8 +80,7 @@ def test_the_sdk_sets_the_shares_of_registered_hotkeys(tmp_path: Path) -> None:
     values = call.params if hasattr(call, "params") else dict(call)
     assert (values["netuid"], values["dests"]) == (NETUID, [3, 7])
     light, heavy = values["weights"]
-    assert heavy == 65535
-    assert light / heavy == pytest.approx(0.25 / 0.6, abs=1e-4)
+    assert (heavy, light / heavy) == (65535, pytest.approx(0.25 / 0.6, abs=1e-4))
     nobody = Chain({validator: 0})
     assert (send(nobody, tmp_path, shares), nobody.sent) == ({}, [])
 
