@@ -1,7 +1,5 @@
 """Whole cycles against a real HTTP server that injects every fault of the wire."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time
@@ -19,7 +17,7 @@ from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.standing import BlockClock
 from neurons.miner.steps.commit import SETTLE_SECONDS
 from neurons.runtime.errors import Held, Retry
-from neurons.runtime.git.faults import HostRefused
+from neurons.runtime.git.faults import HostRefused, PrivateFork
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
 from neurons.wire.protocol import commitment_hash
@@ -43,6 +41,22 @@ from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, st
 
 BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
 DUPLICATE = "Commitment hash already exists. Use a different salt."
+REVEALED = "Submission already revealed"
+
+
+def refusing(fake_api: FakeValidatorApi, faults: list[Exception]) -> Callable[[], None]:
+    """Return a check of the fork that raises each fault once the server has a submission."""
+
+    def check() -> None:
+        if fake_api.rows and faults:
+            raise faults.pop(0)
+
+    return check
+
+
+def stop_when_judged(fake_api: FakeValidatorApi) -> None:
+    if fake_api.rows and fake_api.rows[0]["validated"]:
+        raise Stopped("enough")
 
 
 def test_a_cycle_ends_validated(context, fake_api, kernels):
@@ -59,8 +73,7 @@ def test_a_cycle_ends_validated(context, fake_api, kernels):
         *(State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED, State.COMMITTING),
         *(State.COMMITTED, State.REVEALING, State.REVEALED, State.VALIDATED),
     ]
-    assert kernels.verified == [done.commit_hash] * 2
-    assert kernels.pushed == [done.commit_hash]
+    assert (kernels.verified, kernels.pushed) == ([done.commit_hash] * 2, [done.commit_hash])
 
 
 def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
@@ -73,9 +86,7 @@ def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
 
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
-def test_direct_mode_submits_once_even_if_the_reply_is_lost(
-    miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, fault: Fault | None
-) -> None:
+def test_direct_mode_submits_once_even_if_the_reply_is_lost(miner, fake_api, kernels, fault):
     fake_api.faults[SUBMIT].extend([fault] if fault else [])
     done = run_cycle(miner(submission_mode="direct"))
     assert (done.state, done.salt) == (State.VALIDATED, None)
@@ -87,33 +98,47 @@ def test_direct_mode_submits_once_even_if_the_reply_is_lost(
     assert limits == [["100"]] * len(limits)  # the most that this project's server lists
 
 
+MISSING = Fault(404, "Submission not found")
+
+
 @pytest.mark.parametrize(
-    "fault",
+    ("path", "faults", "sent"),
     [
-        LOST,
-        Fault(500, "boom", stored=True),
-        Fault(200, b"<html>", stored=True),
-        Fault(409, DUPLICATE, stored=True),
+        pytest.param(COMMIT, [LOST], 1, id="row_03 the reply to a commit is lost"),
+        pytest.param(
+            COMMIT, [Fault(500, "boom", stored=True)], 1, id="row_03 a stored commit gets 500"
+        ),
+        pytest.param(COMMIT, [Fault(200, b"<html>", stored=True)], 1, id="row_03 it gets a page"),
+        pytest.param(COMMIT, [Fault(409, DUPLICATE, stored=True)], 1, id="row_03 it gets 409"),
+        pytest.param(REVEAL, [Fault(409, REVEALED, stored=True)], 1, id="a stored reveal gets 409"),
+        pytest.param(REVEAL, [LOST], 1, id="the reply to a reveal is lost"),
+        pytest.param(REVEAL, [LOST, *[RESET] * 50], 1, id="only the public list shows a reveal"),
+        pytest.param(REVEAL, [RESET], 2, id="a reveal is lost"),
+        pytest.param(REVEAL, [MISSING] * 6, 7, id="a listed submission is not found at first"),
     ],
 )
-def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_api, fault):
-    fake_api.faults[COMMIT].append(fault)
+def test_row_05_a_request_is_sent_until_the_server_has_it(context, fake_api, path, faults, sent):
+    fake_api.faults[path].extend(faults)
     done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert fake_api.count(COMMIT) == 1
-    assert len(fake_api.rows) == 1
-    assert states(context, done.id).count(State.COMMITTING) == 1
+    assert (done.id, done.state) == (1, State.VALIDATED)
+    assert (fake_api.count(path), len(fake_api.rows), fake_api.hash_mismatches) == (sent, 1, 0)
+    assert states(context, done.id).count(State.COMMITTING) == 1  # the salt stays the same
+
+
+@pytest.mark.parametrize(("replies", "pauses"), [(1, 0), (4, 2)])
+def test_row_04_repeated_too_early_replies_back_off(context, fake_api, waits, replies, pauses):
+    early = Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)")
+    fake_api.faults[REVEAL].extend([early] * replies)
+    done = run_cycle(context)
+    assert (done.state, fake_api.count(REVEAL)) == (State.VALIDATED, replies + 1)
+    assert states(context, done.id).count(State.FAILED) == pauses
+    assert not pauses or 60 <= max(waits.seconds) <= 60.5  # with a jitter of at most half a second
 
 
 def test_row_10_a_reply_about_another_commitment_is_ignored(context, fake_api):
     """After a proxy's stale reply, the miner looks up its own commitment."""
-    stale = {
-        "submission_id": 77,
-        "commitment_hash": "0" * 64,
-        "reveal_block": 5,
-        "estimated_reveal_time": "2026-01-01T00:20:00",
-        "message": "Commitment accepted.",
-    }
+    stale = {"submission_id": 77, "commitment_hash": "0" * 64, "reveal_block": 5}
+    stale |= {"estimated_reveal_time": "2026-01-01T00:20:00", "message": "Commitment accepted."}
     fake_api.faults[COMMIT].append(Fault(200, json.dumps(stale).encode(), stored=True))
     done = run_cycle(context)
     assert (done.state, done.submission_id) == (State.VALIDATED, 1)
@@ -134,8 +159,7 @@ def test_row_07_temporary_faults_leave_one_commit_and_one_reveal(context, fake_a
     fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert len(fake_api.rows) == 1
-    assert fake_api.hash_mismatches == 0
+    assert (len(fake_api.rows), fake_api.hash_mismatches) == (1, 0)
     hashes = {r.body["commitment_hash"] for r in fake_api.requests if r.path == COMMIT}
     assert hashes == {done.commitment_hash}
 
@@ -147,7 +171,7 @@ def test_row_07_temporary_faults_leave_one_commit_and_one_reveal(context, fake_a
         (Fault(429, "slow down", {"Retry-After": "70"}), 70, "slow down"),
     ],
 )
-def test_row_07_the_pause_that_the_server_names_is_kept_and_logged(
+def test_row_07_the_pause_of_a_server_is_kept_and_logged(
     context, fake_api, waits, fault, seconds, words
 ):
     fake_api.faults[COMMIT].append(fault)
@@ -159,9 +183,7 @@ def test_row_07_the_pause_that_the_server_names_is_kept_and_logged(
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
-def test_row_09_a_missing_round_is_requested_before_the_retry(
-    miner: Miner, fake_api: FakeValidatorApi, waits: Waits, mode: str, path: str
-) -> None:
+def test_row_09_a_missing_round_is_requested_before_the_retry(miner, fake_api, waits, mode, path):
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
     text = b"Internal error: UNIQUE constraint failed: competition_rounds.round_number"
     fake_api.faults[path].append(Fault(500, text))
@@ -173,57 +195,23 @@ def test_row_09_a_missing_round_is_requested_before_the_retry(
     assert fake_api.count(path) == 2
 
 
-def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_03_a_stored_commit_that_is_not_listed_is_held(context, fake_api, monkeypatch):
     clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
     monkeypatch.setattr("neurons.miner.steps.commit.time", clock)
     fake_api.faults[COMMIT].append(Fault(409, DUPLICATE))
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
-    assert fake_api.count(COMMIT) == 1
-    assert fake_api.count("/pending_reveals") > 1
+    assert (fake_api.count(COMMIT), fake_api.count(PENDING) > 1) == (1, True)
     assert "already exists" in str(done.reason)
 
 
-def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
-    fake_api.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
-    done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert fake_api.count(REVEAL) == 2
-    assert State.FAILED not in states(context, done.id)
-
-
-def test_row_04_repeated_too_early_replies_back_off(context, fake_api, waits):
-    fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
-    done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert states(context, done.id).count(State.FAILED) == 2
-    assert 60 <= max(waits.seconds) <= 60.5  # with a jitter of at most half a second
-
-
-@pytest.mark.parametrize(
-    ("fault", "sent"),
-    [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
-)
-def test_row_05_a_reveal_is_repeated_until_the_server_has_it(
-    context: Context, fake_api: FakeValidatorApi, fault: Fault, sent: int
-) -> None:
-    fake_api.faults[REVEAL].append(fault)
-    assert run_cycle(context).state is State.VALIDATED
-    assert fake_api.count(REVEAL) == sent
-    assert len(fake_api.rows) == 1
-
-
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
-def test_the_fork_is_checked_again_before_a_retry(
-    miner, fake_api, kernels, mode, path, monkeypatch
-):
-    def verify(commit: str) -> None:
+def test_the_fork_is_checked_again_before_a_retry(miner, fake_api, kernels, mode, path):
+    def check() -> None:
         if fake_api.count(path):
             raise Held("The branch moved.", "Put it back.")
 
-    monkeypatch.setattr(kernels, "verify", verify)
+    kernels.on_verify = check
     fake_api.faults[path].append(Fault(503, "later"))
     held = run_cycle(miner(submission_mode=mode))
     assert (held.state, held.reason) == (State.HELD, "The branch moved.")
@@ -273,14 +261,11 @@ def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
     assert "btcli" in str(held.remedy)
     assert fake_api.count("/register_miner") == 3
 
-
-def test_a_failed_registration_of_a_known_hotkey_is_ignored(context, fake_api):
-    fake_api.registered.add(HOTKEY)
+    # a failed registration of a known hotkey is ignored
     fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
+    context.registered.clear()
+    daemon.release(context.journal, held, 1.0)
     assert run_cycle(context).state is State.VALIDATED
-
-
-MISSING = Fault(404, "Submission not found")
 
 
 def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
@@ -291,12 +276,6 @@ def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
     assert "Submission not found" in str(lost.reason)
     fake_api.before.clear()
     assert run_cycle(context).state is State.VALIDATED
-
-
-def test_a_submission_that_the_server_lists_is_not_lost(context, fake_api):
-    fake_api.faults[REVEAL].extend([MISSING] * 6)
-    done = run_cycle(context)
-    assert (done.id, done.state, fake_api.count(REVEAL)) == (1, State.VALIDATED, 7)
 
 
 def test_another_empty_database_that_answers_for_a_while_is_no_loss(context, fake_api):
@@ -341,14 +320,8 @@ def test_the_list_decides_on_the_number_of_a_commitment(context, fake_api, numbe
 @pytest.mark.parametrize("change", [{"submission_id": 2}, {"is_revealed": False}])
 @pytest.mark.parametrize("stored", [True, False])
 def test_only_a_reply_that_confirms_the_reveal_counts(context, fake_api, change, stored):
-    reply = {
-        "submission_id": 1,
-        "miner_hotkey": HOTKEY,
-        "fork_url": "https://github.com/alice/flash-linear-attention",
-        "commit_hash": "a" * 40,
-        "is_revealed": True,
-        **change,
-    }
+    reply = {"submission_id": 1, "miner_hotkey": HOTKEY, "commit_hash": "a" * 40, **change}
+    reply = {"fork_url": FakeFork.url, "is_revealed": True, **reply}
     fake_api.faults[REVEAL].extend([Fault(200, json.dumps(reply).encode(), stored=stored)] * 3)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -389,9 +362,7 @@ class CachedList:
         ("absent", -10_000_000, False),
     ],
 )
-def test_a_cached_list_does_not_stop_the_reveal(
-    miner, fake_api, url, monkeypatch, date, ahead, restarts
-):
+def test_a_cached_list_stops_no_reveal(miner, fake_api, url, monkeypatch, date, ahead, restarts):
     """With the list, its Date may be old; the server may count its blocks from another time."""
     fake_api.blocks_until_reveal = 25
     cache = CachedList(fake_api, ahead)
@@ -502,48 +473,39 @@ def test_row_35_three_rejections_stop_the_miner(context, fake_api):
 
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
-def test_temporary_refusals_of_the_git_host_only_delay_the_reveal(
+def test_temporary_refusals_of_the_host_only_delay_the_reveal(
     miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
 ) -> None:
     """A 403, a 404 or an invalid certificate is temporary, because the access worked before."""
-    refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
-    publish = kernels.verify
-
-    def verify(commit: str) -> None:
-        if fake_api.rows and refusals:
-            raise refusals.pop()
-        publish(commit)
-
-    kernels.verify = verify  # type: ignore[method-assign]
+    refusals: list[Exception] = [HostRefused("refusal", "Check the token.")] * 3
+    refusals += [PrivateFork("private", "Make it public.")] * 3
+    kernels.on_verify = refusing(fake_api, refusals)
     done = run_cycle(miner(publish_at=publish_at))
     assert (done.state, refusals) == (State.VALIDATED, [])
     assert State.HELD not in states(miner(), done.id)
     pauses = [pause for pause in waits.seconds if pause not in (1.0, 15.0)]
-    assert len(pauses) == 6
-    assert pauses == sorted(pauses)
+    assert (len(pauses), pauses) == (6, sorted(pauses))
 
 
-def test_a_refusal_of_the_git_host_before_the_commitment_is_held_with_growing_pauses(
+def test_refusals_before_the_commitment_are_held_with_growing_pauses(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     """The pauses grow although failures with short pauses come before the first HELD."""
-    clock, tries, publish = [1e9], [], kernels.verify
+    clock, tries = [1e9], []
     context.now = lambda: clock[0]
     faults: list[Exception] = [Retry("reset")] * 9
     faults += [HostRefused("403", "Check the token.")] * 9
 
-    def verify(commit: str) -> None:
+    def check() -> None:
         if faults:
             tries.append((type(faults[0]), clock[0]))
             raise faults.pop(0)
-        publish(commit)
 
     def then(seconds: float) -> None:
         clock[0] += 60.0 if seconds == 5.0 else seconds
-        if fake_api.rows and fake_api.rows[0]["validated"]:
-            raise Stopped("enough")
+        stop_when_judged(fake_api)
 
-    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    kernels.on_verify, waits.then = check, then
     run_forever(context)
     assert context.journal.get(1).state is State.VALIDATED
     held = [at for kind, at in tries if kind is HostRefused]
@@ -574,58 +536,40 @@ def test_no_refusal_outside_the_reveal_waits_for_the_owner(miner, fake_api, wait
     assert len(fake_api.rows) == 1
 
 
-def test_a_commitment_held_before_its_reveal_is_retried_automatically(
-    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
-) -> None:
-    clock, publish = [1_000_000.0], kernels.verify
+def test_a_commitment_held_before_its_reveal_is_retried(context, fake_api, kernels, waits):
+    clock = [1_000_000.0]
     context.now = lambda: clock[0]
     repaired_at = clock[0] + 3 * 86400.0
 
-    def verify(commit: str) -> None:
+    def check() -> None:
         if fake_api.rows and clock[0] < repaired_at:
             raise Held("The branch moved.", "Put it back.")
-        publish(commit)
 
     def then(seconds: float) -> None:
         clock[0] += 300.0 if seconds == 5.0 else seconds
-        if fake_api.rows and fake_api.rows[0]["validated"]:
-            raise Stopped("enough")
+        stop_when_judged(fake_api)
 
-    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    kernels.on_verify, waits.then = check, then
     run_forever(context)
-    first = context.journal.get(1)
-    assert first.state is State.VALIDATED
-    assert fake_api.count(REVEAL) == 1
+    assert (context.journal.get(1).state, fake_api.count(REVEAL)) == (State.VALIDATED, 1)
     tries = states(context, 1).count(State.HELD)
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
-def test_row_12_setting_the_clock_back_does_not_delay_a_held_commitment(
+def test_row_12_a_clock_set_back_does_not_delay_a_held_commitment(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
-    year, publish, refusals = 365 * 86400.0, kernels.verify, [Held("The branch moved.", "Go back.")]
+    year = 365 * 86400.0
     clock = [2 * year]
     context.now = lambda: clock[0]
-
-    def verify(commit: str) -> None:
-        if fake_api.rows and refusals:
-            raise refusals.pop()
-        publish(commit)
 
     def then(seconds: float) -> None:
         if context.journal.get(1).state is State.HELD:
             clock[0] = year
-        if fake_api.rows and fake_api.rows[0]["validated"]:
-            raise Stopped("enough")
+        stop_when_judged(fake_api)
 
-    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    kernels.on_verify = refusing(fake_api, [Held("The branch moved.", "Go back.")])
+    waits.then = then
     run_forever(context)
     assert states(context, 1).count(State.HELD) == 1
     assert context.journal.get(1).state is State.VALIDATED
-
-
-def test_a_reveal_without_a_reply_is_found_in_the_public_list(context, fake_api):
-    fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
-    done = run_cycle(context)
-    assert done.state is State.VALIDATED
-    assert fake_api.count(REVEAL) == 1

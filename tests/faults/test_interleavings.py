@@ -1,7 +1,5 @@
 """The real state machine, journal and client under random faults, crashes and emptied databases."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whole cycles whose measurement stops, crashes, runs out of memory or is rejected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,13 @@ from structlog.testing import capture_logs
 from harness.measuring.runner import MeasurementError
 from harness.report import load_report, write_report
 from neurons.miner import daemon
+from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.runtime.process import Stopped
 from tests.harness import samples
 from tests.neurons.fake_validator_api import COMMIT
-from tests.neurons.miner.parts import ENVIRONMENT, HOTKEY, SETTLED
+from tests.neurons.miner.parts import ENVIRONMENT, HOTKEY, SETTLED, FakeBench, Miner
 
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")
 
@@ -54,19 +53,18 @@ def test_row_19_a_truncated_report_is_measured_again(context, bench, monkeypatch
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED] * 2)
 
 
-def test_auto_claims_the_best_length(miner, bench):
-    done = run_cycle(miner(target_sequence_length="auto"))
-    assert (done.state, done.target_sequence_length) == (State.VALIDATED, 2048)
-    assert set(done.benchmarks or {}) == {"512", "1024", "2048"}
-
-
-def test_row_22_the_longest_target_that_fits_is_claimed(miner, bench, monkeypatch):
+@pytest.fixture
+def on_a_card(miner: Miner, bench: FakeBench, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A miner with an automatic target on a GPU whose memory does not suffice for 1M tokens."""
     monkeypatch.setattr("neurons.miner.measuring.call", lambda *_, **__: {})  # no GPU to heat
     bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
     bench.faults[1_000_000] = [NO_MEMORY] * 2
+    return miner(target_sequence_length="auto", probe=lambda *_: bench.environment)
+
+
+def test_row_22_the_longest_target_that_fits_is_claimed(on_a_card, bench):
     bench.faults[900_000] = [None, NO_MEMORY]  # its second run fails
-    context = miner(target_sequence_length="auto", probe=lambda *_: bench.environment)
-    done = run_cycle(context)
+    done = run_cycle(on_a_card)
     assert (done.state, done.target_sequence_length) == (State.VALIDATED, 800_000)
     assert set(done.benchmarks or {}) == {"512", "1024", "2048", "800000"}
 
@@ -179,17 +177,14 @@ def test_a_released_submission_measures_the_failed_length_again(miner, bench, ta
     bench.faults[512] = [fault]
     assert run_cycle(miner(target_sequence_length=target)).state is State.HELD
     done = run_cycle(miner(target_sequence_length=target, bench_timeout_seconds=900.0))
-    assert (done.id, done.state) == (1, State.VALIDATED)
+    assert (done.id, done.state, done.target_sequence_length) == (1, State.VALIDATED, 2048)
+    assert set(done.benchmarks or {}) == {"512", "1024", "2048"}
 
 
-def test_a_stop_keeps_the_targets_that_failed(miner, bench, monkeypatch):
-    monkeypatch.setattr("neurons.miner.measuring.call", lambda *_, **__: {})  # no GPU to heat
-    bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
-    bench.faults[1_000_000] = [NO_MEMORY] * 2
+def test_a_stop_keeps_the_targets_that_failed(on_a_card, bench):
     bench.faults[900_000] = [MeasurementError("stopped on request", "stopped")] * 2
-    context = miner(target_sequence_length="auto", probe=lambda *_: bench.environment)
-    assert run_cycle(context).state is State.PUBLISHED
+    assert run_cycle(on_a_card).state is State.PUBLISHED
     tried = bench.calls.count(1_000_000)
-    done = run_cycle(context)
+    done = run_cycle(on_a_card)
     assert (done.state, done.target_sequence_length) == (State.VALIDATED, 900_000)
     assert bench.calls.count(1_000_000) == tried

@@ -1,8 +1,7 @@
 """scripts/local_validator.py, with a real clone of a real repository."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,17 @@ def chunk_quasar(*args, **options):
 
 
 @pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A function that runs the script with arguments and returns its exit status."""
+
+    def run(*words: object) -> int:
+        monkeypatch.setattr("sys.argv", ["local_validator.py", *map(str, words)])
+        return local_validator.main()
+
+    return run
+
+
+@pytest.fixture
 def fork(tmp_path: Path) -> Path:
     """A fork whose branch `quasar` lacks the operator's files."""
     root = make_checkout(tmp_path / "my fork", {"README.md": "nothing\n"})
@@ -46,9 +56,8 @@ def test_the_newest_commit_of_a_branch(fork: Path) -> None:
         local_validator.newest_commit(address, "no-such-branch")
 
 
-def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["local_validator.py", str(fork), "--claim", "1000"])
-    assert local_validator.main() == 1
+def test_a_fork_that_breaks_the_rules_is_rejected(fork, judge, capsys):
+    assert judge(fork, "--claim", 1000) == 1
     output = capsys.readouterr().out
     assert "REJECTED: The fork breaks the rules" in output
     assert "fla/ops/quasar/chunk.py" in output
@@ -63,14 +72,12 @@ def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
         ("\ndef f(:\n", "not Python: invalid syntax (chunk.py, line"),
     ],
 )
-def test_a_broken_fork_fails_with_the_reason(code, reason, monkeypatch, capsys, tmp_path):
+def test_a_broken_fork_fails_with_the_reason(code, reason, judge, capsys, tmp_path):
     never = "if False:\n" + "".join(f"    {line}\n" for line in REQUIRED_IMPORTS)
     files = dict.fromkeys((f"fla/ops/quasar/{name}" for name in TARGET_FILES), "")
     files["fla/ops/quasar/chunk.py"] = f"{HONEST}\n{never}{code}"
     tree = write_tree(tmp_path, files)
-    command = ["local_validator.py", "--repo-path", str(tree), "--seq-len", "16"]
-    monkeypatch.setattr("sys.argv", [*command, "--device", "cpu", "--timeout", str(HANG)])
-    assert local_validator.main() == 1
+    assert judge("--repo-path", tree, "--seq-len", 16, "--device", "cpu", "--timeout", HANG) == 1
     assert reason in capsys.readouterr().out
 
 
@@ -78,8 +85,8 @@ def test_a_broken_fork_fails_with_the_reason(code, reason, monkeypatch, capsys, 
     ("device", "load", "verdict"),
     [("cpu", 0.0, "UNDECIDED"), ("cuda", 1e6, "UNDECIDED"), ("cuda", 0.0, "REJECTED")],
 )
-def test_a_timeout_is_undecided_unless_an_idle_gpu_had_it(
-    device, load, verdict, fork, monkeypatch, capsys
+def test_a_timeout_is_undecided_unless_a_gpu_was_idle(
+    device, load, verdict, fork, judge, monkeypatch, capsys
 ):
     late = MeasurementError("not done within 1 s", "timeout")
     monkeypatch.setattr(local_validator, "check_tree", lambda _: [])
@@ -90,15 +97,14 @@ def test_a_timeout_is_undecided_unless_an_idle_gpu_had_it(
     late_fork = replace(reject("No measurement (timeout)"), timed_out=True)
     monkeypatch.setattr(Evaluator, "evaluate", lambda *_: late_fork)
     for words in (["--repo-path", str(fork)], [str(fork), "--claim", "1000"]):
-        monkeypatch.setattr("sys.argv", ["local_validator.py", *words, "--device", device])
-        assert local_validator.main() == 1
+        assert judge(*words, "--device", device) == 1
         last = capsys.readouterr().out.splitlines()[-1]
         assert last.startswith(f"{verdict}: ")
         assert f" is {load:.1f}" in last
 
 
 @pytest.mark.slow
-def test_an_overlay_is_judged_over_fla(monkeypatch, capsys, request, tmp_path):
+def test_an_overlay_is_judged_over_fla(judge, monkeypatch, capsys, request, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(install_small_fla(tmp_path / "host"))
     # byte code that Python left in the overlay is not published
@@ -106,20 +112,18 @@ def test_an_overlay_is_judged_over_fla(monkeypatch, capsys, request, tmp_path):
     byte_code.parent.mkdir(exist_ok=True)
     byte_code.touch()
     request.addfinalizer(byte_code.unlink)
-    command = ["local_validator.py", "--repo-path", str(OVERLAY), "--seq-len", "16"]
-    monkeypatch.setattr("sys.argv", [*command, "--device", "cpu", "--timeout", str(HANG)])
-    assert local_validator.main() == 0
+    words = ("--seq-len", 16, "--device", "cpu", "--timeout", HANG)
+    assert judge("--repo-path", OVERLAY, *words) == 0
     output = capsys.readouterr().out
     assert "FAIL" not in output
     assert output.splitlines()[-1].startswith("PASSED; weighted score")
 
 
-def test_a_checkout_is_judged_without_a_claim(fork, monkeypatch, capsys):
+def test_a_checkout_is_judged_without_a_claim(fork, judge, capsys):
     folder = fork / "fla/ops/quasar"
     folder.mkdir(parents=True)
     (folder / "\x1b]0;owned\x07.so").touch()
-    monkeypatch.setattr("sys.argv", ["local_validator.py", "--repo-path", str(fork)])
-    assert local_validator.main() == 1
+    assert judge("--repo-path", fork) == 1
     output = capsys.readouterr().out
     assert "FAIL  rules: fla/ops/quasar/chunk.py" in output
     assert output.splitlines()[-1] == "REJECTED"
@@ -127,12 +131,11 @@ def test_a_checkout_is_judged_without_a_claim(fork, monkeypatch, capsys):
     assert output.replace("\n", "").isprintable()  # no terminal codes of the fork
 
 
-def test_the_guide_s_clone_is_judged_by_default(fork, tmp_path, monkeypatch, capsys):
+def test_the_guide_s_clone_is_judged_by_default(fork, judge, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quasar_work").mkdir()
     fork.rename(tmp_path / "quasar_work/flash-linear-attention")
-    monkeypatch.setattr("sys.argv", ["local_validator.py"])
-    assert local_validator.main() == 1
+    assert judge() == 1
     assert "FAIL  rules: fla/ops/quasar/chunk.py" in capsys.readouterr().out
 
 
@@ -141,7 +144,7 @@ FORGED = "\nPASSED: all is well\x1b[2J\u202e"
 
 
 @pytest.mark.parametrize("where", ["folder", "file", "branch", "no repository", "no folder"])
-def test_foreign_text_forges_no_line(where, tmp_path, fork, monkeypatch, capsys):
+def test_foreign_text_forges_no_line(where, tmp_path, fork, judge, monkeypatch, capsys):
     arguments, root = [], fork
     if where == "file":
         (fork / f"{FORGED}.so").touch()
@@ -155,11 +158,9 @@ def test_foreign_text_forges_no_line(where, tmp_path, fork, monkeypatch, capsys)
             root.mkdir()
         if where == "folder":
             root = fork.rename(root / FORGED)
-    command = ["local_validator.py", str(root), "--claim", "1000", *arguments]
-    monkeypatch.setattr("sys.argv", command)
     monkeypatch.setattr(local_validator, "find_sandbox", lambda *_: None)
     try:
-        assert local_validator.main() == 1
+        assert judge(root, "--claim", 1000, *arguments) == 1
         end = ""
     except SystemExit as error:
         end = str(error)
@@ -168,7 +169,7 @@ def test_foreign_text_forges_no_line(where, tmp_path, fork, monkeypatch, capsys)
         assert not line.startswith("PASSED"), line
 
 
-def test_a_fork_runs_in_a_sandbox_or_after_a_warning(fork, monkeypatch, capsys, tmp_path):
+def test_a_fork_runs_in_a_sandbox_or_after_a_warning(fork, judge, monkeypatch, capsys):
     used: list[object] = []
 
     def evaluate(self: Evaluator, _: object) -> object:
@@ -179,14 +180,13 @@ def test_a_fork_runs_in_a_sandbox_or_after_a_warning(fork, monkeypatch, capsys, 
         raise ConfigError("No sandbox works here.\nPASSED")
 
     made = Sandbox("", 2**30)
-    monkeypatch.setattr("sys.argv", ["local_validator.py", str(fork), "--claim", "1000"])
     monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     monkeypatch.setattr(local_validator, "check_imports", lambda *_: None)
     monkeypatch.setattr(local_validator, "open_sandbox", lambda _: made)
-    assert local_validator.main() == 1
+    assert judge(fork, "--claim", 1000) == 1
     assert "WARNING" not in capsys.readouterr().out
     monkeypatch.setattr(local_validator, "open_sandbox", no_sandbox)
-    assert local_validator.main() == 1
+    assert judge(fork, "--claim", 1000) == 1
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert warnings == [
         "WARNING: the fork's code runs with your rights. No sandbox works here. PASSED"
@@ -206,10 +206,9 @@ def test_a_fork_runs_in_a_sandbox_or_after_a_warning(fork, monkeypatch, capsys, 
         (["."], "--claim"),
     ],
 )
-def test_usage_errors_are_explained(arguments, output, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["local_validator.py", *arguments])
+def test_usage_errors_are_explained(arguments, output, judge, capsys):
     with pytest.raises(SystemExit) as end:
-        local_validator.main()
+        judge(*arguments)
     out, err = capsys.readouterr()
     assert end.value.code != 0
     assert output in f"{err}{end.value.code}"

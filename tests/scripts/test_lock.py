@@ -1,7 +1,5 @@
 """requirements/lock.txt pins the dependencies of pyproject.toml, for every supported Python."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

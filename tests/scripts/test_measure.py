@@ -1,7 +1,5 @@
 """scripts/measure.sh runs all measurements of a GPU."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

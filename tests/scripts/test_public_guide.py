@@ -1,7 +1,5 @@
 """The commands of the public subnet's README, deployment guide and start scripts, as written."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 

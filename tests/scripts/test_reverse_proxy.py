@@ -1,7 +1,5 @@
 """The nginx configuration of docs/subnet.md, in front of a real API, as on Debian 12."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -16,7 +14,8 @@ import pytest
 
 from tests import PROJECT
 from tests.neurons.live_api import ALICE, LiveApi, serve, submission
-from tests.processes import HANG, run, wait_for
+from tests.processes import HANG, wait_for
+from tests.servers import free_port, make_certificate
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 needs_nginx = pytest.mark.skipif(
@@ -41,10 +40,8 @@ def test_the_documented_paths_exist_on_debian_12() -> None:
 @contextmanager
 def nginx(folder: Path, api: LiveApi) -> Iterator[str]:
     """Run nginx with the documented configuration before `api`; yield its address."""
-    key, certificate, port = folder / "key", folder / "certificate", free_port()
-    make = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1")
-    names = ("-subj", "/CN=a", "-addext", "subjectAltName=IP:127.0.0.1")
-    run(*make, *names, "-keyout", key, "-out", certificate, check=True)
+    names, port = ("/CN=a", "-addext", "subjectAltName=IP:127.0.0.1"), free_port()
+    certificate, key = make_certificate(folder, *names)
     block = documented()
     for one, here in (
         ("/etc/ssl/api.key", str(key)),
@@ -74,12 +71,6 @@ def nginx(folder: Path, api: LiveApi) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(HANG)
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 def is_open(port: int) -> bool:

@@ -1,7 +1,5 @@
 """scripts/step1_first_optimization.py: the comparison, its table and its plot."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,16 @@ def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
     return samples.make_sample(length, faster * length)
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_both_trees_are_timed_and_plotted(tmp_path, capsys, skip):
-    fork = make_checkout(tmp_path / "clone", FORK)
-    setup = (
-        ["--skip-setup", "--fork", str(fork)]
-        if skip
-        else ["--fork", str(tmp_path / "new"), "--upstream", fork.as_uri()]
-    )
+@pytest.mark.parametrize("setup", ["--skip-setup", "--upstream", "the guide's clone"])
+def test_both_trees_are_timed_and_plotted(tmp_path, monkeypatch, capsys, setup):
+    monkeypatch.chdir(tmp_path)
+    by_guide = setup == "the guide's clone"
+    name = "quasar_work/flash-linear-attention" if by_guide else "clone"
+    fork, out = make_checkout(tmp_path / name, FORK), "step1" if by_guide else "found"
+    arguments = {
+        "--skip-setup": ["--skip-setup", "--fork", str(fork), "--out", out],
+        "--upstream": ["--fork", "new", "--upstream", fork.as_uri(), "--out", out],
+    }.get(setup, ["--upstream", "file:///nonexistent"])
     checked: list[int] = []
 
     def checker(tree: Path, length: int, *_: Any, **__: Any) -> Any:
@@ -40,29 +40,20 @@ def test_both_trees_are_timed_and_plotted(tmp_path, capsys, skip):
             passed=(tree / LAYER_FILE).read_text() != FORK[str(LAYER_FILE)]
         )
 
-    out = tmp_path / "found"
-    arguments = [*setup, "--lengths", "512, 1024", "--blocks", "5", "--out", str(out)]
+    arguments += ["--lengths", "512, 1024", "--blocks", "5"]
     assert step1.main(arguments, timer=timer, checker=checker) == 0
     assert checked == [1024]
     assert (
         "| 1,024 | 1,024 | 3,072 | 3.000 | 3.000 to 3.000 | 1.000 |"
-        in (tmp_path / "found.md").read_text()
+        in Path(f"{out}.md").read_text()
     )
-    assert "correctness check: passed" in capsys.readouterr().out
-    drawn = ElementTree.parse(tmp_path / "found.svg").getroot()  # noqa: S314 # our own file
+    printed = capsys.readouterr().out
+    assert "correctness check: passed" in printed
+    assert not by_guide or f"using the fork in {name}" in printed
+    drawn = ElementTree.parse(f"{out}.svg").getroot()  # noqa: S314 # our own file
     assert float(drawn.get("width", "inf")) <= 830  # the width of a README on GitHub
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"public fork", "these kernels"} <= texts
-
-
-def test_the_guide_s_clone_is_used(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_checkout(tmp_path / "quasar_work/flash-linear-attention", FORK)
-    green = samples.make_correctness()
-    arguments = ["--lengths", "512", "--upstream", "file:///nonexistent"]
-    assert step1.main(arguments, timer=timer, checker=lambda *_, **__: green) == 0
-    assert "using the fork in quasar_work/flash-linear-attention" in capsys.readouterr().out
-    assert "public fork" in (tmp_path / "step1.md").read_text()
 
 
 def test_a_fork_that_cannot_be_timed_is_replaced_by_a_copy(tmp_path, capsys):

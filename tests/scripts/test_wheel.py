@@ -1,7 +1,5 @@
 """The wheel: its content, and its use with only its own dependencies."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ Every round ends with its verdict, and waits take no time. After a fifth of the 
 end, the process prints its memory, open descriptors and registered secrets as a JSON line.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

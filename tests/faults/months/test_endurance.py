@@ -1,7 +1,5 @@
 """Restarts, changed settings, full disks and outages during months of the daemon."""
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 from typing import Any
@@ -16,13 +14,18 @@ from neurons.miner.daemon import run_cycle, run_forever, warn_at_start
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
-from tests.neurons.fake_validator_api import COMMIT, REVEAL, FakeValidatorApi, Fault
-from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, states, stop_after
+from tests.neurons.fake_validator_api import COMMIT, REVEAL, Fault
+from tests.neurons.miner.parts import Key, Miner, Waits, states, stop_after
 
 
-def test_a_commitment_to_another_target_is_finished_first(miner, fake_api):
+@pytest.mark.parametrize("held", [False, True])
+def test_a_commitment_to_another_target_is_finished_first(miner, fake_api, held):
     first = miner(waiter=Waits(stop_after(1)))
-    assert run_cycle(first).state is State.COMMITTED
+    committed = run_cycle(first)
+    assert committed.state is State.COMMITTED
+    if held:  # the next start ends its pause
+        paused = cycle.pause(committed, Held("The branch moved.", "Go back."), first.now(), 0.0)
+        first.journal.transition(committed, paused)
     first.journal.close()
     second = miner(target_sequence_length=1024)
     assert run_cycle(second).target_sequence_length == 1024
@@ -49,9 +52,7 @@ def test_row_17_the_cycle_continues_after_a_full_disk(context, monkeypatch):
     assert [row["event"] for row in logs].count("paused") == 2
 
 
-def test_only_a_new_round_or_changed_kernels_cause_a_submission(
-    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
-) -> None:
+def test_only_a_new_round_or_changed_kernels_cause_a_submission(context, fake_api, kernels, waits):
     ends: list[int] = []
 
     def then(seconds: float) -> None:
@@ -70,9 +71,7 @@ def test_only_a_new_round_or_changed_kernels_cause_a_submission(
     assert ends == [1, 1, 1, 2, 2, 3, 3]
 
 
-def test_the_tuner_runs_between_cycles_and_its_kernels_are_submitted(
-    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
-) -> None:
+def test_the_tuner_runs_between_cycles_for_later_submissions(context, fake_api, kernels, waits):
     events: list[str] = []
 
     class FindsOnce:
@@ -196,15 +195,3 @@ def test_a_submission_that_an_earlier_version_held_is_tried_again(context, kerne
     context.waiter = Waits(lambda seconds: stop_after(1)(0) if seconds == 5.0 else None)
     run_forever(context)
     assert context.journal.get(1).state is State.VALIDATED
-
-
-def test_a_start_ends_the_pause_of_a_commitment_to_another_target(miner, fake_api):
-    first = miner(waiter=Waits(stop_after(1)))
-    committed = run_cycle(first)
-    held = cycle.pause(committed, Held("The branch moved.", "Go back."), first.now(), 0.0)
-    first.journal.transition(committed, held)
-    first.journal.close()
-    second = miner(target_sequence_length=1024)
-    run_cycle(second)
-    assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
-    assert fake_api.count(REVEAL) == 2

@@ -1,7 +1,5 @@
 """Many cycles in scaled time, and a waiting daemon: memory, descriptors and files stay bounded."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -62,7 +60,6 @@ def test_a_waiting_miner_needs_little_memory_and_cpu_and_no_torch(tmp_path: Path
 
 
 def cpu_seconds(process: Path) -> float:
-    """Return the CPU time of a process with its threads."""
     fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

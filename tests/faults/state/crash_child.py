@@ -1,7 +1,5 @@
 """A miner that kills itself with SIGKILL at a named moment."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """kill -9 of a real process before and after the main transitions and requests."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from pathlib import Path
@@ -50,14 +48,11 @@ def test_row_01_a_killed_miner_completes_the_same_submission(tmp_path, url, fake
     done = run_cycle(make_context(tmp_path, url))
 
     # After the last moment the submission is closed, so the next start makes a new one.
-    assert done.id == (2 if moment == "after:VALIDATED" else left.id)
-    assert done.state is State.VALIDATED
-    assert len(fake_api.rows) == done.id
-    assert fake_api.count("/commit_submission") == done.id
+    assert (done.id, done.state) == (2 if moment == "after:VALIDATED" else left.id, State.VALIDATED)
+    assert (len(fake_api.rows), fake_api.count("/commit_submission")) == (done.id, done.id)
     # A reveal without a journalled reply is sent again, and the server answers 409.
     again = moment in ("after:/reveal_submission", "before:REVEALED")
-    assert fake_api.count("/reveal_submission") == done.id + again
-    assert fake_api.hash_mismatches == 0
+    assert (fake_api.count("/reveal_submission"), fake_api.hash_mismatches) == (done.id + again, 0)
     if left.salt is not None:
         assert commitment_hash(left.salt, str(left.fork_url)) == left.commitment_hash
         assert fake_api.body_of("/commit_submission")["commitment_hash"] == left.commitment_hash
@@ -81,5 +76,4 @@ def test_row_01_repeated_kills_leave_one_submission(tmp_path, url, fake_api):
     assert len(fake_api.rows) == 1
     assert fake_api.count("/reveal_submission") == 2  # the second is answered with 409
     with Journal(tmp_path / "journal.sqlite") as journal:
-        assert journal.live(HOTKEY, 2048) is None
-        assert journal.latest()[0].state is State.VALIDATED
+        assert (journal.live(HOTKEY, 2048), journal.latest()[0].state) == (None, State.VALIDATED)

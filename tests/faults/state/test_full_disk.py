@@ -1,7 +1,5 @@
 """A full disk: a tmpfs of four megabytes, filled to its last byte."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -102,8 +100,7 @@ def test_row_17_a_disk_may_fill_before_every_transition(disk, url, fake_api):
     context.waiter = Waits(free)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
-    assert len(fake_api.rows) == 1
-    assert fake_api.hash_mismatches == 0
+    assert (len(fake_api.rows), fake_api.hash_mismatches) == (1, 0)
 
 
 def test_row_17_the_daemon_survives_a_full_disk_between_cycles(disk, url, fake_api):
@@ -125,13 +122,18 @@ def test_row_17_the_daemon_survives_a_full_disk_between_cycles(disk, url, fake_a
     assert seen == [1, 2, 3]
 
 
-@pytest.fixture
-def upstream(tmp_path: Path) -> Path:
-    return make_repository(tmp_path / "upstream.git", {"fla/__init__.py": ""})
-
-
-def expect_retries(fork: Fork, disk: Path) -> None:
-    """Lay the overlay while there is too little space for it; then free the space."""
+@pytest.mark.parametrize("kind", ["clone", "checkout"])
+def test_row_17_a_disk_may_fill_while_a_fork_is_published(kind, disk, tmp_path):
+    """There is too little space for the overlay; then the space is freed."""
+    upstream = make_repository(tmp_path / "upstream.git", {"fla/__init__.py": ""})
+    if kind == "clone":
+        fork = Fork(str(upstream), None, disk / "fork")
+    else:
+        run_git(disk, "clone", "-q", str(upstream), "checkout")
+        fork = Fork(None, None, disk / "unused", repo_path=disk / "checkout")
+    fork.prepare()
+    if kind == "clone":
+        fork.commit()
     shutil.rmtree(fork.worktree / "fla/ops")
     ballast = fill(disk)
     os.truncate(ballast, ballast.stat().st_size - 2**17)
@@ -141,20 +143,6 @@ def expect_retries(fork: Fork, disk: Path) -> None:
         assert len(list((fork.worktree / ".git").glob("*tmp*"))) == 0
     ballast.unlink()
     fork.prepare()
-
-
-def test_row_17_a_disk_may_fill_while_a_clone_is_published(disk: Path, upstream: Path) -> None:
-    fork = Fork(str(upstream), None, disk / "fork")
-    fork.prepare()
-    fork.commit()
-    expect_retries(fork, disk)
-
-
-def test_row_17_a_disk_may_fill_while_a_checkout_is_published(disk: Path, upstream: Path) -> None:
-    run_git(disk, "clone", "-q", str(upstream), "checkout")
-    fork = Fork(None, None, disk / "unused", repo_path=disk / "checkout")
-    fork.prepare()
-    expect_retries(fork, disk)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EAGAIN, errno.ENOENT])

@@ -1,7 +1,5 @@
 """A stop signal before and after each transition and request: the miner ends in an orderly way."""
 
-from __future__ import annotations
-
 import signal
 from itertools import cycle
 from pathlib import Path
@@ -20,7 +18,7 @@ from tests.processes import HANG
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
-def test_row_15_after_a_stop_in_any_state_the_next_start_continues(
+def test_row_15_after_a_stop_in_any_state_a_start_continues(
     tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str, number: signal.Signals
 ) -> None:
     reached: set[str] = set()

@@ -4,8 +4,6 @@ The miner of git commit 95d4c2e wrote `journal_of_schema_3.sqlite`. It had commi
 and was stopped before the reveal block. If you change the schema, add the previous version's file.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

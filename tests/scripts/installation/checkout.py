@@ -1,7 +1,5 @@
 """A small checkout to install and to start: no dependencies, and a fake miner."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests import PROJECT
-from tests.processes import HANG, run
+from tests.processes import HANG, put_program, run
 
 PYPROJECT = """\
 [build-system]
@@ -89,12 +87,9 @@ class Checkout:
 
     def tool(self, name: str, script: str) -> None:
         """Make a command that comes first on the PATH of this checkout's processes."""
-        path = self.tools / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        put_program(self.tools / name, script)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Return the environment of this checkout's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
         env |= {"PATH": f"{self.tools}:{env['PATH']}", "PIP_NO_INDEX": "1"}
         return env | {"PIP_CONFIG_FILE": os.devnull, "PYTHON": self.python} | more
@@ -119,7 +114,6 @@ class Checkout:
         return process.returncode, out, err
 
     def install(self, *extras: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run scripts/install.sh."""
         env = os.environ | {"PATH": f"{self.tools}:{os.environ['PATH']}", "PIP_NO_INDEX": "1"}
         env |= {"PYTHON": self.python} | environment
         return run(self.root / "scripts/install.sh", *extras, env=env)
@@ -130,10 +124,8 @@ class Checkout:
             pyproject.write("# changed\n")
 
     def builds(self) -> int:
-        """Return how often the project was installed."""
         path = self.root / "builds.txt"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def stamp(self) -> str:
-        """Return the record of the last installation."""
         return (self.root / ".venv/quasar-install").read_text()

@@ -1,7 +1,5 @@
 """Checkouts before, during and after the installation."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The Dockerfile: its commands, in a plain folder and without a registry of images."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

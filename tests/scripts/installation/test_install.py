@@ -1,7 +1,5 @@
 """scripts/install.sh, called directly or by a start script."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,7 +20,7 @@ from neurons.runtime.errors import EX_CONFIG
 from tests import PROJECT
 from tests.processes import HANG, run, wait_for
 from tests.scripts.installation.checkout import Checkout
-from tests.servers import serving
+from tests.servers import free_port, serving
 
 NOBODY = 65534
 
@@ -157,13 +155,25 @@ def test_a_temporarily_missing_driver_keeps_the_cuda_build(checkout: Checkout) -
     assert checkout.builds() == 1
 
 
-def test_a_missing_python_is_reported_with_the_remedy(checkout: Checkout) -> None:
+@pytest.mark.parametrize(
+    ("script", "reason", "package"),
+    [
+        ("exit 1", "Python 3.10 to 3.13 was not found", "python3 python3-venv"),
+        (
+            f'case "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"',
+            "has no venv module",
+            f"python3.{sys.version_info.minor}-venv",
+        ),
+    ],
+    ids=["no Python", "no module venv"],
+)
+def test_a_missing_python_or_venv_is_reported_with_its_package(checkout, script, reason, package):
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
-        checkout.tool(name, "exit 1")
+        checkout.tool(name, script)
     status, _, err = checkout.run(PYTHON="")
     assert status == EX_CONFIG
-    assert "Python 3.10 to 3.13 was not found" in err
-    assert "apt install python3 python3-venv" in err
+    assert reason in err
+    assert f"apt install {package}" in err
     assert not (checkout.root / ".venv").exists()
 
 
@@ -219,15 +229,6 @@ def test_a_read_only_checkout_is_not_changed(venv: str) -> None:
             assert err.startswith(f"this user may not execute {checkout.root}/.venv/bin/python:")
 
 
-def test_a_missing_venv_module_is_reported_with_its_package(checkout: Checkout) -> None:
-    lame = f'case "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"'
-    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
-        checkout.tool(name, lame)
-    status, _, err = checkout.run(PYTHON="")
-    assert status == EX_CONFIG
-    assert f"apt install python3.{sys.version_info.minor}-venv" in err
-
-
 def test_another_programs_virtual_environment_is_not_changed(checkout: Checkout) -> None:
     kept = checkout.root / ".venv/mine.txt"
     kept.parent.mkdir()
@@ -270,7 +271,6 @@ def make_index(folder: Path, *versions: str, needs: str = "") -> Path:
 
 
 def torch_in(checkout: Checkout) -> list[str]:
-    """Return the installed versions of PyTorch."""
     paths = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
     return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in paths]
 
@@ -361,7 +361,6 @@ def test_with_a_gpu_the_cpu_index_is_not_used(needing_torch: Checkout, tmp_path:
 
 
 def show_free(checkout: Checkout, gigabytes: int) -> None:
-    """Make df report this free space."""
     line = f"/dev/x 99 9 {gigabytes * 2**20} 1% /"
     checkout.tool("df", f"echo 'Filesystem Blocks Used Free'; echo '{line}'")
 
@@ -370,17 +369,15 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch,
     cuda = make_index(tmp_path / "cuda", LOCKED, needs="nvidia-cublas").as_uri()
     cpu = make_index(tmp_path / "cpu", LOCKED).as_uri()
     show_free(needing_torch, 6)
-    with socket.socket() as place:  # nothing listens at its port
-        place.bind(("127.0.0.1", 0))
-        set_cpu_index(needing_torch, f"http://127.0.0.1:{place.getsockname()[1]}")
-        # the fallback has a CUDA build, which needs more than the free space
-        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
-        assert status == EX_CONFIG
-        assert "6 GB free" in err
-        assert "the CUDA build of PyTorch, which this package index has, needs about 12 GB" in err
-        assert torch_in(needing_torch) == []
-        status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)
-        assert status == 0, err
+    set_cpu_index(needing_torch, f"http://127.0.0.1:{free_port()}")
+    # the fallback has a CUDA build, which needs more than the free space
+    status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
+    assert status == EX_CONFIG
+    assert "6 GB free" in err
+    assert "the CUDA build of PyTorch, which this package index has, needs about 12 GB" in err
+    assert torch_in(needing_torch) == []
+    status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)
+    assert status == 0, err
     # an update needs little additional space
     show_free(needing_torch, 1)
     needing_torch.change_dependencies()

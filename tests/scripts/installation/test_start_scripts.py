@@ -1,7 +1,5 @@
 """The start scripts: real virtual environments, real pip, a project without dependencies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
