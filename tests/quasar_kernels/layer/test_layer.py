@@ -305,7 +305,7 @@ def test_bad_arguments_are_refused():
         ({"num_v_heads": 2 * H}, f"no argument num_v_heads (only {H} is supported)"),
         ({"expand_v": 2.0}, "no argument expand_v (only 1 is supported)"),
         ({"allow_neg_eigval": True}, "no argument allow_neg_eigval (only False is supported)"),
-        ({"head_dims": 8}, "no argument head_dims ("),
+        ({"head_dims": 8}, "no argument head_dims (did you mean head_dim?)"),
         ({"use_gate": False}, "no argument use_gate"),
         ({"mode": "parallel"}, "mode must be 'chunk' or 'fused_recurrent'; got 'parallel'"),
         ({"norm_eps": -1.0}, "norm_eps must be a finite number from 0; got -1.0"),
@@ -327,8 +327,6 @@ def test_settings_that_request_nothing_and_numpy_s_integers_are_accepted(kind):
 
 
 def test_unknown_arguments_of_a_call_are_refused():
-    with pytest.raises(ValueError, match=r"head_dims \(did you mean head_dim\?\)"):
-        layer(head_dims=8)
     module, x = layer(), torch.randn(1, 10, D)
     bounds = torch.tensor([0, 4, 10])
     for name, value, hint in (

@@ -12,6 +12,7 @@ the step sizes, and gives none for A_log and dt_bias.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
 
     UNDECAYED = ("A_log", "dt_bias")
 
+    @functools.wraps(QuasarAttention.__init__)  # help() and errors name the arguments
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reset_parameters()
