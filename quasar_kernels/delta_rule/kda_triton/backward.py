@@ -19,15 +19,20 @@ import triton.language as tl
 from fla.ops.quasar.triton_kernels.device_functions import load_segment, operand
 
 from quasar_kernels.delta_rule.kda_triton.exponents import (
-    CUT,
+    GROUP,
+    diagonal_of,
+    exact_sums,
+    exponents,
+    grouped,
     level_pairs,
     level_tokens,
     level_tokens_transposed,
     load_rows,
     masked_sums,
-    operands_of_sums,
+    rows_of,
     since_start,
     store_rows,
+    summand,
     until_end,
 )
 
@@ -97,7 +102,7 @@ def state_grad_kernel(
         b_p = load_rows(scores, start, rows, left, rows, H, C)
         b_do = tl.trans(load_rows(do, start, rows, left, c_v, H, S))
         chunk = ((cell + i) * H + i_h).to(tl.int64)
-        decay = tl.exp(tl.load(decays + chunk * S + c_k, mask=c_k < S, other=0.0))
+        decay = tl.load(decays + chunk * S + c_k, mask=c_k < S, other=0.0)
         leaving = operand(d_state, DTYPE)
         dV = tl.dot(leaving, tl.trans(b_k), input_precision=PRECISION)
         dV = operand(tl.dot(b_do, b_p, acc=dV, input_precision=PRECISION), DTYPE)
@@ -138,8 +143,9 @@ def input_grad_kernel(
     NS,
     SEG,
     scale,
+    tokens,
     H: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
     S: tl.constexpr,
     BS: tl.constexpr,
     BK: tl.constexpr,
@@ -149,85 +155,112 @@ def input_grad_kernel(
 ):
     """Compute the inputs' gradients; dq and dk are those of each head of v, `[B, T, H, S]`.
 
-    Grid: (segments * H, programs that share a segment).
+    A program computes BK columns of a chunk's gradients, and their share of d_beta, which is
+    `[S / BK, B, T, H]`. Grid: (segments * H * S / BK, ...), as for `chunk_kernel`.
     """
-    i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    PARTS: tl.constexpr = tl.cdiv(S, BK)
+    part, i_sh = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
+    i_s, i_h = i_sh // H, i_sh % H
+    i = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     i_b, _, t0, length, _, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    left = length - i * C
+    if left <= 0:
+        return
     DTYPE: tl.constexpr = k.dtype.element_ty
-    HQ: tl.constexpr = H // GROUP
-    rows = tl.arange(0, C)
-    c_v = tl.arange(0, BS)
-    cell = (i_b * T + t0) // C + i_s
-    for i in range(tl.program_id(1), tl.cdiv(length, C), tl.num_programs(1)):
-        left = length - i * C
-        t = i_b * T + t0 + i * C
-        at, at_q = t * H + i_h, t * HQ + i_h // GROUP
-        b_beta = tl.load(beta + at + rows * H, mask=rows < left, other=0.0).to(tl.float32)
-        b_a = load_rows(inverse, at, rows, left, rows, H, C)
-        b_dV = load_rows(d_fresh, at, rows, left, c_v, H, S)
-        D = tl.dot(tl.trans(b_a), b_dV, input_precision=PRECISION)
-        store_rows(dv, D * b_beta[:, None], at, rows, left, c_v, H, S)
-        b_v = load_rows(v, at, rows, left, c_v, H, S).to(tl.float32)
-        db = tl.sum(D * b_v, axis=1)
-        D = operand(D, DTYPE)
-        b_V = load_rows(fresh, at, rows, left, c_v, H, S)
-        b_do = load_rows(do, at, rows, left, c_v, H, S)
-        dM = -tl.dot(D, tl.trans(b_V), input_precision=PRECISION)
-        dP = tl.dot(b_do, tl.trans(b_V), input_precision=PRECISION) * scale
-        itself = tl.sum(tl.where(rows[:, None] == rows[None, :], dP, 0.0), axis=1)[:, None]
-        of_m, of_q = operand(dM, DTYPE), operand(dP, DTYPE)
-        chunk = ((cell + i) * H + i_h).to(tl.int64)
-        for first in range(0, S, BK):
-            c_k = first + tl.arange(0, BK)
-            b_k = load_rows(k, at_q, rows, left, c_k, HQ, S).to(tl.float32)
-            b_q = load_rows(q, at_q, rows, left, c_k, HQ, S).to(tl.float32)
-            b_g = tl.maximum(load_rows(g, at, rows, left, c_k, H, S), CUT)
-            high, low = operands_of_sums(b_g, DTYPE)
-            # the states before and after the chunk
-            place = c_v[:, None] * S + c_k[None, :] + chunk * S * S
-            is_state = (c_v < S)[:, None] & (c_k < S)[None, :]
-            b_s = tl.load(checkpoints + place, mask=is_state, other=0.0)
-            b_ds = tl.load(d_states + place, mask=is_state, other=0.0)
-            through = tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=0)
-            through *= tl.exp(tl.sum(b_g, axis=0))
-            factor = tl.exp(masked_sums(since_start(C), high, low))
-            read = tl.dot(D, b_s, input_precision=PRECISION) * factor
-            asked = tl.dot(b_do, b_s, input_precision=PRECISION) * factor * scale
-            db -= tl.sum(b_k * read, axis=1)
-            read *= b_beta[:, None]
-            b_dk = b_q * itself - read
-            b_dq = b_k * itself + asked
-            # gradients of sums of log decays: until_end is the transposed since_start, but for the
-            # token itself
-            d_high, d_low = operands_of_sums(b_q * asked - b_k * read, DTYPE)
-            b_dg = masked_sums(until_end(C), d_high, d_low) + (b_q * asked - b_k * read)
-            factor = tl.exp(masked_sums(until_end(C), high, low))
-            written = tl.dot(b_V, b_ds, input_precision=PRECISION) * factor
-            b_dk += written
-            d_high, d_low = operands_of_sums(b_k * written, DTYPE)
-            b_dg += masked_sums(rows[:, None] > rows[None, :], d_high, d_low)
-            b_dg += through[None, :]
-            h = 1
-            while h < C:
-                factor = tl.exp(masked_sums(level_tokens(h, C), high, low))
-                x, y = operand(b_k * factor, DTYPE), operand(b_q * factor, DTYPE)
-                pairs = level_pairs(h, C)
-                m = tl.where(pairs, of_m, 0.0).to(DTYPE)
-                p = tl.where(pairs, of_q, 0.0).to(DTYPE)
-                row = tl.dot(m, x, input_precision=PRECISION)
-                dy = tl.dot(p, x, input_precision=PRECISION)
-                wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
-                db += tl.sum(wide_x * row, axis=1)
-                scaled = operand(wide_x * b_beta[:, None], DTYPE)
-                dx = tl.dot(tl.trans(m), scaled, input_precision=PRECISION)
-                dx = tl.dot(tl.trans(p), y, acc=dx, input_precision=PRECISION)
-                dx += row * b_beta[:, None]
-                b_dk += dx * factor
-                b_dq += dy * factor
-                d_high, d_low = operands_of_sums(wide_x * dx + wide_y * dy, DTYPE)
-                b_dg += masked_sums(level_tokens_transposed(h, C), d_high, d_low)
-                h *= 2
-            store_rows(dq, b_dq, at, rows, left, c_k, H, S)
-            store_rows(dk, b_dk, at, rows, left, c_k, H, S)
-            store_rows(dg, b_dg, at, rows, left, c_k, H, S)
-        tl.store(d_beta + at + rows * H, db, mask=rows < left)
+    HQ: tl.constexpr = H // SHARED
+    N: tl.constexpr = C // GROUP
+    t = i_b * T + t0 + i * C
+    at, at_q = t * H + i_h, t * HQ + i_h // SHARED
+    chunk = (((i_b * T + t0) // C + i_s + i) * H + i_h).to(tl.int64)
+    rows, c_v = tl.arange(0, C), tl.arange(0, BS)
+    c_k = part * BK + tl.arange(0, BK)
+    b_beta = tl.load(beta + at + rows * H, mask=rows < left, other=0.0).to(tl.float32)
+    b_a = tl.trans(load_rows(inverse, at, rows, left, rows, H, C))
+    D = tl.dot(b_a, load_rows(d_fresh, at, rows, left, c_k, H, S), input_precision=PRECISION)
+    store_rows(dv, D * b_beta[:, None], at, rows, left, c_k, H, S)
+    db = tl.sum(D * load_rows(v, at, rows, left, c_k, H, S).to(tl.float32), axis=1)
+    D = tl.dot(b_a, load_rows(d_fresh, at, rows, left, c_v, H, S), input_precision=PRECISION)
+    D = operand(D, DTYPE)
+    b_V = load_rows(fresh, at, rows, left, c_v, H, S)
+    b_do = load_rows(do, at, rows, left, c_v, H, S)
+    dM = -tl.dot(D, tl.trans(b_V), input_precision=PRECISION)
+    scaled, dM = operand(dM * b_beta[:, None], DTYPE), operand(dM, DTYPE)
+    dP = operand(tl.dot(b_do, tl.trans(b_V), input_precision=PRECISION) * scale, DTYPE)
+    b_k = load_rows(k, at_q, rows, left, c_k, HQ, S)
+    b_q = load_rows(q, at_q, rows, left, c_k, HQ, S)
+    b_g = exponents(load_rows(g, at, rows, left, c_k, H, S))
+    x_g = summand(b_g, DTYPE)
+    # the states before and after the chunk
+    place = c_v[:, None] * S + c_k[None, :] + chunk * S * S
+    is_state = (c_v < S)[:, None] & (c_k < S)[None, :]
+    b_s = tl.load(checkpoints + place, mask=is_state, other=0.0)
+    b_ds = tl.load(d_states + place, mask=is_state, other=0.0)
+    through = tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=0)
+    b_dg = (through * tl.exp2(tl.sum(b_g, axis=0)))[None, :]
+    factor = tl.exp2(masked_sums(since_start(C), x_g))
+    read = tl.dot(D, b_s, input_precision=PRECISION) * factor
+    asked = tl.dot(b_do, b_s, input_precision=PRECISION) * factor * scale
+    db -= tl.sum(b_k.to(tl.float32) * read, axis=1)
+    read *= b_beta[:, None]
+    b_dq = asked
+    # until_end is the transposed since_start, but for the token itself
+    d_factor = b_q.to(tl.float32) * asked - b_k.to(tl.float32) * read
+    b_dg += d_factor + exact_sums(until_end(C), d_factor, DTYPE)
+    factor = tl.exp2(masked_sums(until_end(C), x_g))
+    written = tl.dot(b_V, b_ds, input_precision=PRECISION) * factor
+    b_dk = written - read
+    b_dg += exact_sums(rows[:, None] > rows[None, :], b_k.to(tl.float32) * written, DTYPE)
+    # pairs of groups
+    for level in range(C // 32):
+        factor = tl.exp2(masked_sums(level_tokens(4 + level, C), x_g))
+        x, y = b_k * factor.to(DTYPE), b_q * factor.to(DTYPE)
+        pairs = level_pairs(4 + level, C)
+        m = tl.where(pairs, dM, 0.0).to(DTYPE)
+        p = tl.where(pairs, dP, 0.0).to(DTYPE)
+        row = tl.dot(m, x, input_precision=PRECISION)
+        dy = tl.dot(p, x, input_precision=PRECISION)
+        db += tl.sum(x.to(tl.float32) * row, axis=1)
+        m = tl.where(pairs, scaled, 0.0).to(DTYPE)
+        dx = row * b_beta[:, None]
+        dx += tl.dot(tl.trans(m), x, input_precision=PRECISION)
+        dx = tl.dot(tl.trans(p), y, acc=dx, input_precision=PRECISION)
+        b_dk += dx * factor
+        b_dq += dy * factor
+        d_factor = x.to(tl.float32) * dx + y.to(tl.float32) * dy
+        b_dg += exact_sums(level_tokens_transposed(4 + level, C), d_factor, DTYPE)
+    # pairs within a group
+    own_k, own_q = grouped(b_k), grouped(b_q)
+    own_g = grouped(x_g)
+    own_M, own_P = diagonal_of(dM).to(DTYPE), diagonal_of(dP).to(DTYPE)
+    own_beta = tl.reshape(b_beta, [N, GROUP])[:, :, None]
+    own_scaled = operand(own_M.to(tl.float32) * own_beta, DTYPE)
+    member = tl.arange(0, GROUP)
+    is_self = (member[:, None] == member[None, :])[None, :, :]
+    itself = tl.sum(tl.where(is_self, own_P.to(tl.float32), 0.0), axis=2)[:, :, None]
+    own_dk, own_dq = own_q.to(tl.float32) * itself, own_k.to(tl.float32) * itself
+    own_dg = tl.zeros([N, GROUP, BK], dtype=tl.float32)
+    own_db = tl.zeros([N, GROUP], dtype=tl.float32)
+    for level in range(4):
+        own_factor = tl.exp2(masked_sums(level_tokens(level, GROUP), own_g))
+        own_x, own_y = own_k * own_factor.to(DTYPE), own_q * own_factor.to(DTYPE)
+        own_pairs = level_pairs(level, GROUP)[None, :, :]
+        own_m = tl.where(own_pairs, own_M, 0.0).to(DTYPE)
+        own_p = tl.where(own_pairs, own_P, 0.0).to(DTYPE)
+        own_row = tl.dot(own_m, own_x, input_precision=PRECISION)
+        own_dy = tl.dot(own_p, own_x, input_precision=PRECISION)
+        own_db += tl.sum(own_x.to(tl.float32) * own_row, axis=2)
+        own_m = tl.where(own_pairs, own_scaled, 0.0).to(DTYPE)
+        own_dx = own_row * own_beta
+        own_dx += tl.dot(tl.permute(own_m, (0, 2, 1)), own_x, input_precision=PRECISION)
+        own_dx = tl.dot(tl.permute(own_p, (0, 2, 1)), own_y, acc=own_dx, input_precision=PRECISION)
+        own_dk += own_dx * own_factor
+        own_dq += own_dy * own_factor
+        # the gradient of an exponent reaches all g that it is a sum of
+        d_exponent = own_x.to(tl.float32) * own_dx + own_y.to(tl.float32) * own_dy
+        own_dg += exact_sums(level_tokens_transposed(level, GROUP), d_exponent, DTYPE)
+    store_rows(dq, b_dq + rows_of(own_dq), at, rows, left, c_k, H, S)
+    store_rows(dk, b_dk + rows_of(own_dk), at, rows, left, c_k, H, S)
+    store_rows(dg, b_dg + rows_of(own_dg), at, rows, left, c_k, H, S)
+    db += tl.reshape(own_db, [C])
+    place = d_beta + part * (tokens * H) + at + rows * H
+    tl.store(place, db, mask=rows < left)

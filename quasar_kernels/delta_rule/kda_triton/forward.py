@@ -19,22 +19,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from fla.ops.quasar.triton_kernels.device_functions import (
+    _join_blocks,
     load_entering_state,
     load_segment,
     operand,
-    split,
     unit_lower_inverse,
 )
 
 from quasar_kernels.delta_rule.kda_triton.exponents import (
-    CUT,
+    GROUP,
+    exponents,
+    from_diagonal,
+    grouped,
     level_pairs,
     level_tokens,
     load_rows,
     masked_sums,
-    operands_of_sums,
     since_start,
     store_rows,
+    summand,
     until_end,
 )
 
@@ -59,7 +62,7 @@ def chunk_kernel(
     SEG,
     scale,
     H: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
     S: tl.constexpr,
     BS: tl.constexpr,  # noqa: ARG001 # a constant of all kernels
     BK: tl.constexpr,
@@ -69,75 +72,97 @@ def chunk_kernel(
 ):
     """Write W (`reads`), U (`values`), the decayed k (`writes`) and q (`queries`), P and A.
 
-    q and k have H / GROUP heads. P and A are `[B, T, H, C]`; `decays`, the log decays of chunks,
-    `[chunks, H, S]` fp32: chunk n of segment s, whose first token is t, is at t / C + s + n.
-    Grid: (segments * H, programs that share a segment).
+    q and k have H / SHARED heads. P and A (`inverse`, or None) are `[B, T, H, C]`; `decays`, those
+    of whole chunks, `[chunks, H, S]` fp32: chunk n of segment s, whose first token is t, is at
+    t / C + s + n.
+    Grid: (segments * H, ...), whose other sizes' product is at least the chunks of a segment.
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    i = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     i_b, _, t0, length, _, _ = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
+    left = length - i * C
+    if left <= 0:
+        return
     DTYPE: tl.constexpr = k.dtype.element_ty
-    EXACT: tl.constexpr = DTYPE == tl.float32
-    OPERAND: tl.constexpr = tl.float32 if EXACT else tl.float16
-    HQ: tl.constexpr = H // GROUP
-    rows = tl.arange(0, C)
-    cell = (i_b * T + t0) // C + i_s
-    for i in range(tl.program_id(1), tl.cdiv(length, C), tl.num_programs(1)):
-        left = length - i * C
-        t = i_b * T + t0 + i * C
-        at, at_q = t * H + i_h, t * HQ + i_h // GROUP
-        b_beta = tl.load(beta + at + rows * H, mask=rows < left, other=0.0).to(tl.float32)
-        kk = tl.zeros([C, C], dtype=tl.float32)
-        qk = tl.zeros([C, C], dtype=tl.float32)
-        for first in range(0, S, BK):
-            c_k = first + tl.arange(0, BK)
-            b_k = load_rows(k, at_q, rows, left, c_k, HQ, S).to(tl.float32)
-            b_q = load_rows(q, at_q, rows, left, c_k, HQ, S).to(tl.float32)
-            b_g = tl.maximum(load_rows(g, at, rows, left, c_k, H, S), CUT)
-            high, low = operands_of_sums(b_g, DTYPE)
-            itself = tl.sum(b_q * b_k, axis=1)
-            qk += tl.where(rows[:, None] == rows[None, :], itself[:, None], 0.0)
-            h = 1
-            while h < C:
-                factor = tl.exp(masked_sums(level_tokens(h, C), high, low))
-                x = operand(b_k * factor, DTYPE)
-                y = operand(b_q * factor, DTYPE)
-                pairs = level_pairs(h, C)
-                product = tl.dot(x, tl.trans(x), input_precision=PRECISION)
-                kk += tl.where(pairs, product, 0.0)
-                product = tl.dot(y, tl.trans(x), input_precision=PRECISION)
-                qk += tl.where(pairs, product, 0.0)
-                h *= 2
-        store_rows(scores, operand(qk * scale, DTYPE), at, rows, left, rows, H, C)
-        A = unit_lower_inverse(kk * b_beta[:, None], OPERAND, PRECISION)
-        store_rows(inverse, operand(A, DTYPE), at, rows, left, rows, H, C)
-        A *= b_beta[None, :]
-        if EXACT:
-            a_high = A
-            a_low = A
-        else:
-            a_high, a_low = split(A, DTYPE)
-        for first in range(0, S, BK):
-            c_k = first + tl.arange(0, BK)
-            b_k = load_rows(k, at_q, rows, left, c_k, HQ, S).to(tl.float32)
-            b_v = load_rows(v, at, rows, left, c_k, H, S)
-            b_g = tl.maximum(load_rows(g, at, rows, left, c_k, H, S), CUT)
-            high, low = operands_of_sums(b_g, DTYPE)
-            factor = tl.exp(masked_sums(since_start(C), high, low))
-            b_w = operand(b_k * factor, DTYPE)
-            W = tl.dot(a_high, b_w, input_precision=PRECISION)
-            U = tl.dot(a_high, b_v, input_precision=PRECISION)
-            if not EXACT:
-                W = tl.dot(a_low, b_w, acc=W)
-                U = tl.dot(a_low, b_v, acc=U)
-            store_rows(reads, operand(W, DTYPE), at, rows, left, c_k, H, S)
-            store_rows(values, operand(U, DTYPE), at, rows, left, c_k, H, S)
-            b_q = load_rows(q, at_q, rows, left, c_k, HQ, S).to(tl.float32)
-            asked = operand(b_q * factor * scale, DTYPE)
-            store_rows(queries, asked, at, rows, left, c_k, H, S)
-            kept = b_k * tl.exp(masked_sums(until_end(C), high, low))
-            store_rows(writes, operand(kept, DTYPE), at, rows, left, c_k, H, S)
-            place = decays + ((cell + i) * H + i_h) * S + c_k
-            tl.store(place, tl.sum(b_g, axis=0), mask=c_k < S)
+    OPERAND: tl.constexpr = tl.float32 if DTYPE == tl.float32 else tl.float16
+    HQ: tl.constexpr = H // SHARED
+    N: tl.constexpr = C // GROUP
+    OWN: tl.constexpr = min(BK, 32)  # columns of the products within groups
+    t = i_b * T + t0 + i * C
+    at, at_q = t * H + i_h, t * HQ + i_h // SHARED
+    chunk = (((i_b * T + t0) // C + i_s + i) * H + i_h).to(tl.int64)
+    i_c, member = tl.arange(0, C), tl.arange(0, GROUP)
+    is_self = (member[:, None] == member[None, :])[None, :, :]
+    own_kk = tl.zeros([N, GROUP, GROUP], dtype=tl.float32)
+    own_qk = tl.zeros([N, GROUP, GROUP], dtype=tl.float32)
+    columns = tl.arange(0, OWN)
+    next_k = load_rows(k, at_q, i_c, left, columns, HQ, S)
+    next_q = load_rows(q, at_q, i_c, left, columns, HQ, S)
+    next_g = load_rows(g, at, i_c, left, columns, H, S)
+    for first in range(0, S, OWN):
+        b_k, b_q, b_g = grouped(next_k), grouped(next_q), grouped(exponents(next_g))
+        columns = first + OWN + tl.arange(0, OWN)  # loaded before the products, which take longer
+        next_k = load_rows(k, at_q, i_c, left, columns, HQ, S)
+        next_q = load_rows(q, at_q, i_c, left, columns, HQ, S)
+        next_g = load_rows(g, at, i_c, left, columns, H, S)
+        x_g = summand(b_g, DTYPE)
+        own_qk += tl.where(
+            is_self, tl.sum(b_q.to(tl.float32) * b_k.to(tl.float32), axis=2)[:, :, None], 0.0
+        )
+        for level in tl.static_range(4):
+            factor = tl.exp2(masked_sums(level_tokens(level, GROUP), x_g)).to(DTYPE)
+            x, y = b_k * factor, b_q * factor
+            pairs = level_pairs(level, GROUP)[None, :, :]
+            across = tl.permute(x, (0, 2, 1))
+            own_kk += tl.where(pairs, tl.dot(x, across, input_precision=PRECISION), 0.0)
+            own_qk += tl.where(pairs, tl.dot(y, across, input_precision=PRECISION), 0.0)
+    kk = tl.zeros([C, C], dtype=tl.float32)
+    qk = tl.zeros([C, C], dtype=tl.float32)
+    for first in range(0, S, BK):
+        c_k = first + tl.arange(0, BK)
+        b_k = load_rows(k, at_q, i_c, left, c_k, HQ, S)
+        b_q = load_rows(q, at_q, i_c, left, c_k, HQ, S)
+        b_g = exponents(load_rows(g, at, i_c, left, c_k, H, S))
+        tl.store(decays + chunk * S + c_k, tl.exp2(tl.sum(b_g, axis=0)), mask=c_k < S)
+        x_g = summand(b_g, DTYPE)
+        factor = tl.exp2(masked_sums(until_end(C), x_g))
+        kept = operand(b_k.to(tl.float32) * factor, DTYPE)
+        store_rows(writes, kept, at, i_c, left, c_k, H, S)
+        factor = tl.exp2(masked_sums(since_start(C), x_g))
+        asked = operand(b_q.to(tl.float32) * factor * scale, DTYPE)
+        store_rows(queries, asked, at, i_c, left, c_k, H, S)
+        decayed = operand(b_k.to(tl.float32) * factor, DTYPE)
+        store_rows(reads, decayed, at, i_c, left, c_k, H, S)
+        for level in tl.static_range(C // 32):
+            factor = tl.exp2(masked_sums(level_tokens(4 + level, C), x_g)).to(DTYPE)
+            x, y = b_k * factor, b_q * factor
+            pairs = level_pairs(4 + level, C, 2 * first)
+            kk += tl.where(pairs, tl.dot(x, tl.trans(x), input_precision=PRECISION), 0.0)
+            qk += tl.where(pairs, tl.dot(y, tl.trans(x), input_precision=PRECISION), 0.0)
+    qk += from_diagonal(own_qk)
+    store_rows(scores, operand(qk * scale, DTYPE), at, i_c, left, i_c, H, C)
+    b_beta = tl.load(beta + at + i_c * H, mask=i_c < left, other=0.0).to(tl.float32)
+    own_kk = own_kk * tl.reshape(b_beta, [N, GROUP])[:, :, None]
+    A = from_diagonal(unit_lower_inverse(own_kk, OPERAND, PRECISION))
+    kk *= b_beta[:, None]
+    for level in tl.static_range(C // 32):
+        A = _join_blocks(A, kk, GROUP << level, OPERAND, PRECISION)
+    if inverse is not None:
+        store_rows(inverse, operand(A, DTYPE), at, i_c, left, i_c, H, C)
+    A = operand(A * b_beta[None, :], DTYPE)
+    columns = tl.arange(0, BK)
+    next_v = load_rows(v, at, i_c, left, columns, H, S)
+    tl.debug_barrier()  # other threads stored the rows of `reads`
+    next_decayed = load_rows(reads, at, i_c, left, columns, H, S)
+    for _ in range(0, S, BK):
+        decayed, b_v = next_decayed, next_v
+        next_decayed = load_rows(reads, at, i_c, left, columns + BK, H, S)
+        next_v = load_rows(v, at, i_c, left, columns + BK, H, S)
+        W = tl.dot(A, decayed, input_precision=PRECISION)
+        U = tl.dot(A, b_v, input_precision=PRECISION)
+        store_rows(reads, operand(W, DTYPE), at, i_c, left, columns, H, S)
+        store_rows(values, operand(U, DTYPE), at, i_c, left, columns, H, S)
+        columns += BK
 
 
 @triton.jit(do_not_specialize=["T", "NS", "SEG"])
@@ -207,7 +232,7 @@ def walk_kernel(
         b_u = load_rows(values, start, rows, left, c_v, H, S)
         b_k = load_rows(writes, start, rows, left, c_k, H, S)
         chunk = ((cell + i) * H + i_h).to(tl.int64)
-        decay = tl.exp(tl.load(decays + chunk * S + c_k, mask=c_k < S, other=0.0))
+        decay = tl.load(decays + chunk * S + c_k, mask=c_k < S, other=0.0)
         entered = operand(state, DTYPE)
         if G is None:
             if checkpoints is not None:

@@ -7,10 +7,9 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from fla.ops.quasar.device import is_recorded, on_its_device, once_differentiable
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
-from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
+from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead, padded
 from fla.ops.quasar.triton_kernels.passes import scan_segments
 from fla.ops.quasar.triton_kernels.plan import Plan, multiprocessors, plan_of
 from torch import Tensor
@@ -18,13 +17,16 @@ from torch import Tensor
 from quasar_kernels.delta_rule.kda_triton.backward import input_grad_kernel, state_grad_kernel
 from quasar_kernels.delta_rule.kda_triton.forward import chunk_kernel, walk_kernel
 
-PROGRAMS = 2
-"""Target number of walking programs per multiprocessor, over the whole call."""
+WARPS = 8
+"""Target number of walking warps per multiprocessor, over the whole call."""
 WHOLE = 0.9
 """Programs per multiprocessor from which sequences are not cut: cut ones are walked twice."""
 MIN_CHUNKS = 8
 """Smallest number of chunks of a segment."""
-MAX_SHARES = 65535
+MIN_BLOCK = 64
+"""Smallest number of channels of tiles; heads are padded to it. In kernels with narrower tiles,
+ptxas 12.8 computes descriptors of shared memory from a register that it never wrote."""
+MAX_ROWS = 65535
 """Largest second dimension of a CUDA grid."""
 
 _chunk, _walk = map(Launcher, (chunk_kernel, walk_kernel))
@@ -36,6 +38,7 @@ class Tiles(NamedTuple):
 
     chunk: int  # tokens
     keys: int  # columns of the keys that the kernels without a state load at once
+    grad_keys: int  # columns of the keys of a program of the backward pass
     values: int  # columns of the values of a walking program
     chunk_warps: int
     walk_warps: int
@@ -43,11 +46,23 @@ class Tiles(NamedTuple):
     grad_warps: int
 
 
-def tiles_for(block: int, dtype: torch.dtype) -> Tiles:
+HOPPER = (9, 0)
+"""The compute capability for which whole states were measured; others may lack shared memory."""
+
+
+def tiles_for(block: int, dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
     """Return the tiles for heads padded to `block` channels."""
     if dtype == torch.float32:
-        return Tiles(32, min(32, block), min(32, block), 8, 8, 1, 8)
-    return Tiles(64, min(32, block), min(64, block), 4, 4, 1, 4)
+        return Tiles(32, min(32, block), min(32, block), min(32, block), 4, 8, 1, 4)
+    values, warps, stages = min(64, block), 4, 1
+    if block == 128 and capability == HOPPER:
+        values, warps, stages = 128, 8, 2
+    return Tiles(64, min(64, block), min(32, block), values, 4, warps, stages, 4)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else HOPPER
 
 
 class Inputs(NamedTuple):
@@ -69,7 +84,7 @@ class Chunks(NamedTuple):
     writes: Tensor
     queries: Tensor
     scores: Tensor
-    inverse: Tensor
+    inverse: Tensor | None  # None without a backward pass
     decays: Tensor
 
 
@@ -98,19 +113,19 @@ def plan_call(
         segments: replaces the built-in number of segments of the longest sequence.
     """
     B, T, H, S = v.shape
-    tiles = tiles_for(max(16, triton.next_power_of_2(S)), v.dtype)
+    tiles = tiles_for(padded(S, MIN_BLOCK), v.dtype, _capability(v.device))
     bounds = None if cu_seqlens is None else host_bounds(cu_seqlens)
     longest = T if bounds is None else longest_of(bounds)
-    chunks = max(1, triton.cdiv(longest, tiles.chunk))
+    chunks = max(1, -(-longest // tiles.chunk))
     if segments is None:
-        walks = B * T / max(longest, 1) * H * triton.cdiv(S, tiles.values)
+        walks = B * T / max(longest, 1) * H * -(-S // tiles.values)
         units = multiprocessors(v.device) or 4  # several segments in the interpreter
-        fit = int(PROGRAMS * units / max(walks, 1)) if walks < WHOLE * units else 1
+        fit = int(WARPS // tiles.walk_warps * units / max(walks, 1)) if walks < WHOLE * units else 1
         # the scan over segments is sequential, too
         segments = max(1, min(fit, math.isqrt(2 * chunks), chunks // MIN_CHUNKS))
-    length = tiles.chunk * triton.cdiv(chunks, segments)
+    length = tiles.chunk * -(-chunks // segments)
     if bounds is None:
-        count = max(1, triton.cdiv(T, length))
+        count = max(1, -(-T // length))
         cut = Segments(B * count, B, count, length, None, None, length)
     else:
         packed = packed_table(bounds, length, v.device)
@@ -123,7 +138,7 @@ def _constants(call: Call, v: Tensor) -> dict[str, Any]:
     return {
         "H": v.shape[2],
         "S": v.shape[3],
-        "BS": plan.block,
+        "BS": padded(v.shape[3], MIN_BLOCK),
         "C": call.tiles.chunk,
         "PRECISION": plan.precision,
         "IS_VARLEN": plan.table is not None,
@@ -134,8 +149,11 @@ def _sizes(call: Call, v: Tensor) -> tuple[int, int, int]:
     return v.shape[1], call.plan.per_sequence, call.plan.length
 
 
-def _shares(call: Call) -> int:
-    return max(1, min(MAX_SHARES, triton.cdiv(call.plan.longest, call.tiles.chunk)))
+def _grid(call: Call, programs: int) -> tuple[int, int, int]:
+    """Return the grid of a kernel with a number of programs for each chunk of a segment."""
+    chunks = max(1, -(-call.plan.longest // call.tiles.chunk))
+    rows = min(MAX_ROWS, chunks)
+    return call.plan.total * programs, rows, -(-chunks // rows)
 
 
 def _by_chunk(call: Call, v: Tensor) -> Tensor:
@@ -155,18 +173,19 @@ def forward(
     new = functools.partial(torch.empty, dtype=v.dtype, device=v.device)
     decays = new(B * T // tiles.chunk + plan.total + 1, H, S, dtype=torch.float32)
     W, U, writes, queries = (new(B, T, H, S) for _ in range(4))
-    P, A = (new(B, T, H, tiles.chunk) for _ in range(2))
+    P = new(B, T, H, tiles.chunk)
+    A = torch.empty_like(P) if training else None
     chunks = Chunks(W, U, writes, queries, P, A, decays)
     constants, sizes = _constants(call, v), _sizes(call, v)
     _chunk(
-        (plan.total * H, _shares(call), 1),
+        _grid(call, H),
         (q, k, v, g, beta, plan.table, *chunks, *sizes, scale),
-        constants | {"GROUP": H // q.shape[2], "BK": tiles.keys},
+        constants | {"SHARED": H // q.shape[2], "BK": tiles.keys},
         num_warps=tiles.chunk_warps, num_stages=1,
     )  # fmt: skip
     walk = constants | {"BV": tiles.values}
     options = {"num_warps": tiles.walk_warps, "num_stages": tiles.walk_stages}
-    per_state = triton.cdiv(S, tiles.values)
+    per_state = -(-S // tiles.values)
     stored = (chunks.reads, chunks.values, chunks.writes, chunks.queries, chunks.scores,
               chunks.decays, plan.table)  # fmt: skip
     G = states = None
@@ -199,7 +218,7 @@ def backward(
     constants, sizes = _constants(call, v), _sizes(call, v)
     walk = constants | {"BV": tiles.values}
     options = {"num_warps": tiles.walk_warps, "num_stages": tiles.walk_stages}
-    grid = (plan.total * H, triton.cdiv(S, tiles.values), 1)
+    grid = (plan.total * H, -(-S // tiles.values), 1)
     stored = (chunks.reads, chunks.writes, chunks.queries, chunks.scores, do, chunks.decays,
               plan.table)  # fmt: skip
     entering = None
@@ -214,15 +233,17 @@ def backward(
     group = H // q.shape[2]
     kind = v.dtype if group == 1 else torch.float32
     dq, dk = (torch.empty_like(v, dtype=kind) for _ in range(2))
-    dv, dg, d_beta = torch.empty_like(v), torch.empty_like(g), torch.empty_like(beta)
+    dv, dg = torch.empty_like(v), torch.empty_like(g)
+    parts = -(-S // tiles.grad_keys)
+    d_beta = torch.empty(parts, *beta.shape, device=v.device)
     _input_grad(
-        (plan.total * H, _shares(call), 1),
+        _grid(call, H * parts),
         (q, k, v, g, beta, chunks.inverse, kept.fresh, do, d_fresh, kept.checkpoints, d_states,
-         plan.table, dq, dk, dv, dg, d_beta, *sizes, scale),
-        constants | {"GROUP": group, "BK": tiles.keys},
+         plan.table, dq, dk, dv, dg, d_beta, *sizes, scale, beta.numel() // H),
+        constants | {"SHARED": group, "BK": tiles.grad_keys},
         num_warps=tiles.grad_warps, num_stages=1,
     )  # fmt: skip
-    return Inputs(dq, dk, dv, dg, d_beta, d_initial)
+    return Inputs(dq, dk, dv, dg, d_beta.sum(0), d_initial)
 
 
 class KdaFunction(torch.autograd.Function):
