@@ -50,6 +50,7 @@ step operator operator
 step operator_training operator_training
 step delta_rule delta-rule
 step delta_rule_training delta-rule-training
+step kda kda
 step wkv6 wkv6
 step mechanisms mechanisms
 step recall recall

@@ -20,6 +20,7 @@ TOKEN = {"rule": "delta rule", "batch": 64, "width": 64}
 WKV = {"way": "forward", "tokens": 65_536}
 WKV_LEARNED = {"way": "forward and backward", "tokens": 256}
 STEP = {"hidden_size": 512, "tokens": 65_536}
+CHANNELS = {"way": "forward and backward", "tokens": 16_384, "heads": 32}
 LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     "operator": [
         ("forward", "figures/graph_ms", 0.1, {"by": "cuda", "tokens": 16_384}, "limit 0.07"),
@@ -48,6 +49,12 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     ],
     "delta-rule-libraries": [
         ("calls", "figures/graph_ms", 1.0, {"by": "flashqla", **LARGE}, "fastest other library")
+    ],
+    "kda": [
+        ("calls", "figures/graph_ms", 1.0, {"by": "fla", **CHANNELS}, "limit 1.5"),
+        ("calls", "errors/g", 0.5, {"by": "triton", **CHANNELS}, "error of g"),
+        ("calls", "figures/repeats", False, {"by": "triton", **CHANNELS}, "same bits"),
+        ("decoding", "figures/graph_ms", 1e-4, {"by": "fla"}, "decoding of 64 sequences"),
     ],
     "wkv6": [
         ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV}, "limit 1.5"),

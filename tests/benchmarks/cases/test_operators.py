@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from benchmarks.cases import delta_rule, operator, wkv6
+from benchmarks.cases import delta_rule, kda, operator, wkv6
 from benchmarks.cases.delta_rule import GATED, RULES, draw, selected
 from benchmarks.engine.comparison import Shape
 
@@ -33,6 +33,14 @@ def test_a_token_changes_the_state_in_place(rule):
         o = delta_rule.step("triton", function, x, state)
     assert not torch.equal(state, before)
     assert o.shape == x["q"].shape
+
+
+def test_a_token_of_kda_changes_the_state_in_place():
+    x, state = kda.draw(Shape(3, 1, 2, 16), "cpu"), torch.randn(3, 2, 16, 16)
+    before = state.clone()
+    assert kda.step("triton", x, state).shape == x["v"].shape
+    assert not torch.equal(state, before)
+    assert all(callable(kda.function_of("fla", kind)) for kind in ("chunk", "fused_recurrent"))
 
 
 def test_fla_is_not_timed_as_flashqla():
