@@ -48,7 +48,8 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
 
     UNDECAYED = ("A_log", "dt_bias")
 
-    @functools.wraps(QuasarAttention.__init__)  # help() and errors name the arguments
+    # help() and errors name the arguments; mypy supports only plain constructors
+    @functools.wraps(QuasarAttention.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reset_parameters()
