@@ -114,7 +114,7 @@ def _converted(
 
 
 def _process_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Process several chunks; compute all that does not depend on the state at once.
+    """Process several chunks; compute what is independent of the state for all of them at once.
 
     `part` is q, k, v, beta and g. Padding tokens have step size 0 and log decay 0, so they do not
     change the state.

@@ -1,4 +1,4 @@
-"""The layer's peak memory by length, in recorded calls, calls without gradients, training steps.
+"""The layer's peak memory by length: recorded by autograd, without gradients, and in training.
 
     python -m benchmarks layer_memory --out benchmarks/h200/layer-memory.json
 
@@ -31,10 +31,12 @@ CALLS = 3
 WAYS: tuple[Way, ...] = ("recorded", "no_grad", "training")
 PROTOCOL = """\
 QuasarAttention on fp32 input `[1, T, hidden]` under bf16 autocast. `recorded`: calls as a \
-validator times them, the previous output alive; `no_grad`: the same without gradients; \
-`training`: forward and backward pass with gradients of input and parameters. Three calls each in \
-an allocator without cached memory; `peak_bytes` are allocated, input and parameters included, \
-`reserved_bytes` what the process holds of the GPU for tensors, CUDA graphs included."""
+validator times them, with the previous output still in memory; `no_grad`: the same without \
+gradients; \
+`training`: forward and backward pass with gradients of input and parameters. Three calls each, \
+after the allocator's cache was emptied. `peak_bytes` is the most memory that tensors took, input \
+and parameters included; `reserved_bytes` is the most that the allocator held, CUDA graphs \
+included."""
 
 
 def calls(layer: Any, shape: Shape, way: Way) -> None:

@@ -1,4 +1,4 @@
-"""A thread that checks the disk, the registration, the journal's copy, and updates."""
+"""A thread that checks free disk space, registration and new commits, and copies the journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from neurons.runtime.values import PROJECT
 TICK_SECONDS = 2.0
 DAY_SECONDS = 86400.0
 CHAIN_PAUSE_SECONDS = 300.0
-"""Minimum pause between two reads of the chain: one submission causes several requests."""
+"""Minimum pause between two reads of the chain; a submission calls `note_commitment` repeatedly."""
 LOW_BYTES, ENOUGH_BYTES = 10**9, 15 * 10**8
 """Free bytes: below the first the disk counts as low, above the second as recovered."""
 ORIGIN_SECONDS = 10.0

@@ -77,7 +77,9 @@ def log_file(given: CommandLineSettings) -> Path:
 
 
 def _is_trial(given: CommandLineSettings) -> bool:
-    """Return whether this is a trial on an embedded subnet, because there is no .env.
+    """Return whether this is a trial, on a subnet that runs on this machine.
+
+    It is one if there is neither a .env nor a setting of a real subnet.
 
     Raises a ConfigError if there is a real miner's journal. Otherwise a process manager would
     restart that miner as a trial while its commitment waits for the reveal.

@@ -13,8 +13,8 @@ from neurons.runtime.errors import Held
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import Remote, parse_remote
 
-# Settings that make a fetch, push or status run programs, redirect a push, or weaken or reveal the
-# connection that carries the token.
+# Settings that make a fetch, push or status run programs, redirect a push, weaken the checks of the
+# connection that carries the token, or expose that connection.
 _REFUSED = re.compile(
     r"url\..*|hook\..*"
     r"|remote\.(?:.*\.(?:vcs|uploadpack|receivepack|proxy|pushurl)|.*[/:].*)"
@@ -80,7 +80,7 @@ def changed_files(tool: HardenedGit) -> list[str]:
 
 
 def destination(root: Path, name: PurePosixPath) -> Path:
-    """Return the overlay file `name`'s place in the fork; raise Held for a link in the path."""
+    """Return where the overlay file `name` goes in the fork; raise Held for a link in its path."""
     path = root
     for part in name.parts:
         path /= part

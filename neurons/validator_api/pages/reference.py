@@ -56,7 +56,7 @@ def _schema(message: Json) -> Json:
 
 
 def _fields(document: Json, schema: Json, prefix: str = "") -> Iterator[Field]:
-    """Yield the fields of a JSON body or reply; the rows of a list have fields `list[].field`."""
+    """Yield the fields of a JSON body or reply; name those of a list's rows `list[].field`."""
     if "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     required = schema.get("required", ())

@@ -15,7 +15,10 @@ from quasar_kernels.blocks.checks.findings import Finding, Verdict, grade
 from quasar_kernels.blocks.checks.training import BATCH, TOKENS, draw, train
 
 LEAK = {False: 1e-4, True: 2e-2}
-"""The largest change of earlier logits by later tokens, relative to their RMS: fp32, and bf16."""
+"""The largest change of earlier logits by later tokens, relative to the logits' RMS.
+
+The key is whether the model is on a GPU: fp32 on a CPU, bf16 autocast on a GPU.
+"""
 ENTROPY = 0.05
 """The largest relative difference between the initial entropy and log(vocabulary)."""
 FALL, TOLERABLE_FALL = 0.25, 0.1
@@ -25,7 +28,7 @@ GRADIENTS, TOLERABLE_GRADIENTS = (0.1, 10.0), (1e-3, 1e3)
 RATIO, TOLERABLE_RATIO = 3.0, 10.0
 """The largest initial ratio between the branches of a block: for PASS, and for WARN."""
 RISE = 1e-3
-"""The smallest rise of the loss, in nats, without a branch that counts as useful."""
+"""A branch is useful if the loss without it is higher by at least this, in nats."""
 
 
 def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
@@ -127,7 +130,7 @@ def learning(
     """
     history = train(model, vocabulary, steps, device)
     first, last, fall = history.losses[0], history.losses[-1], history.fall
-    text = f"{first:.2f} to {last:.2f} nats in {len(history.losses)} steps, by {fall:.0%}"
+    text = f"{first:.2f} to {last:.2f} nats in {len(history.losses)} steps, a fall of {fall:.0%}"
     verdict = grade(fall, fall >= FALL, fall >= TOLERABLE_FALL)
     text = f"{text}, limit {FALL:.0%}"
     yield _finding("G3", "loss", verdict, text, first=first, last=last, fall=fall)

@@ -34,7 +34,7 @@ CHECKPOINT = 8
 """Tokens between the states that are kept for the gradients: CHECKPOINT in walk.cuh."""
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
-_ALIGNMENT = 16  # bytes of the kernels' copies
+_ALIGNMENT = 16  # the kernels copy 16 bytes at a time
 
 
 TENSORS = (
@@ -113,7 +113,7 @@ class Plan(NamedTuple):
 
 
 def _launch(plan: Plan, name: str, x: Inputs, columns: int, **tensors: Tensor | None) -> None:
-    """Launch a kernel; its other tensors are None."""
+    """Launch the kernel `name`; those of TENSORS that are not given are None."""
     program, bounds = plan
     B, T, H, V = x.v.shape
     tensors |= x._asdict() | {"bounds": bounds}
@@ -196,7 +196,9 @@ def wkv6_cuda(
     *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Apply WKV6 token by token in CUDA C++ on a GPU, differentiably; as `blocks.wkv6.wkv6`.
+    """Apply WKV6 token by token in CUDA C++ on a GPU, differentiably.
+
+    Tensors and results are those of `blocks.wkv6.wkv6`, without fp64.
 
     Products and states are fp32, and a call is one launch. The host never waits for the GPU, so
     `cu_seqlens` is not checked. For gradients, the state before every 8 tokens is kept in fp32.
@@ -206,7 +208,8 @@ def wkv6_cuda(
             recorded by autograd.
 
     Raises:
-        ValueError: the kernels do not support these tensors, or `in_place` this state.
+        ValueError: the kernels do not support these tensors, or `in_place` is set and the initial
+            state cannot be overwritten.
         CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     problem = reason_against(r, v)

@@ -36,8 +36,8 @@ def chunk_intra_kernel(
 
     With kappa = sqrt(a) k, no entry of M = strict_tril(kappa kappa^T) or of the inverse exceeds 1,
     because |kappa|^2 = 1 - exp(-beta |k|^2). So fp16 operands cannot overflow and have the digits
-    of tf32. With READ_STEP, beta holds a itself for each token and head, and the caller must bound
-    a |k|^2.
+    of tf32. With READ_STEP, beta contains the step size a of each token and head, and the caller
+    must bound a |k|^2.
     Grid: (segments * H, programs that share a segment).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -80,7 +80,7 @@ _intra = Launcher(chunk_intra_kernel)
 
 
 def inverse_width(chunk: int, dtype: torch.dtype) -> int:
-    """Return the elements of a row of B: C for fp32, otherwise C leading and C low parts."""
+    """Return the number of elements in a row of B: C in fp32, otherwise C high and C low parts."""
     return chunk * (1 if dtype == torch.float32 else 2)
 
 
@@ -99,9 +99,9 @@ def chunk_intra(
         plan: how the sequences are cut.
         k: `[B, T, H, S]`, bf16, fp16 or fp32, last stride 1.
         steps: the step sizes or beta, fp32 contiguous.
-        scratch: `[B, T, H, S]` in k's dtype, last stride 1, or None: B is stored in it if its
-            rows are wide enough. A kernel that overwrites a chunk of it must read that chunk's B
-            first.
+        scratch: None, or a tensor `[B, T, H, S]` in k's dtype, last stride 1. If its rows are wide
+            enough, the matrices B are stored there. A kernel that later overwrites the rows of a
+            chunk must first read the chunk's matrix from them.
 
     Returns:
         The tensor with B: `scratch`, or a new tensor `[B, T, H, inverse_width]`.
