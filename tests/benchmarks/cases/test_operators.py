@@ -8,6 +8,7 @@ import torch
 from benchmarks.cases import delta_rule, kda, operator, wkv6
 from benchmarks.cases.delta_rule import GATED, RULES, draw, selected
 from benchmarks.engine.comparison import Shape
+from benchmarks.mechanisms import kda as of_kda
 
 
 def test_decays_are_those_of_a_fresh_layer():
@@ -36,7 +37,7 @@ def test_a_token_changes_the_state_in_place(rule):
 
 
 def test_a_token_of_kda_changes_the_state_in_place():
-    x, state = kda.draw(Shape(3, 1, 2, 16), "cpu"), torch.randn(3, 2, 16, 16)
+    x, state = of_kda.draw(Shape(3, 1, 2, 16), "cpu"), torch.randn(3, 2, 16, 16)
     before = state.clone()
     assert kda.step("triton", x, state).shape == x["v"].shape
     assert not torch.equal(state, before)
