@@ -28,7 +28,7 @@ def publish(submission: Submission, context: Context) -> Submission:
     if rejections >= MAX_REJECTIONS:
         raise HeldUntilRelease(
             f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
-            "this machine's address for 24 hours.",
+            "this machine's address or the hotkey for 24 hours.",
             "Find out why (run `bench` on the validators' kind of GPU), lower the claim by "
             f"CLAIM_HEADROOM if it was too high, then run `{context.script} release`.",
         )
