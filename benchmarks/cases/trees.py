@@ -34,8 +34,8 @@ class Tree(NamedTuple):
     ours: bool = False  # whether the tree must keep the rule book
     portable: bool = False  # without the instructions that only Hopper has, as on other GPUs
     lengths: tuple[int, ...] = SOME_LENGTHS
-    # Lengths that are checked for correctness. A length without a check of its own uses that of the
-    # next longer length, or else of the longest, and is timed only if this check passed.
+    # Lengths that are checked for correctness. Other lengths rely on the check of the next longer
+    # one, or else of the longest. A length is timed only if the check that it relies on passed.
     checks: tuple[int, ...] = ()
     cold: tuple[int, ...] = SOME_LENGTHS  # lengths with empty kernel caches at first
     runs: int = 1  # processes per length

@@ -185,8 +185,10 @@ class EmbeddedSubnet:
             self.lines.append(line)
             if line.get("level") in ("error", "critical"):
                 self._errors.append(str(line["event"]))
+            if line["event"] not in POSTPONED:
+                continue
             submission = line.get("submission")
-            self._postponed[submission] += line["event"] in POSTPONED
+            self._postponed[submission] += 1
             if self._postponed[submission] >= MAX_POSTPONED:
                 reason = str(line.get("reason", "")).rstrip(".") or "an unexpected error"
                 self._fail(

@@ -36,7 +36,7 @@ from neurons.wire.rules import league_of
 from quasar_kernels.contract import overlay_digest
 
 REGISTRATIONS = 2
-"""Maximum number of registrations for one request, if the server does not know the hotkey."""
+"""How often the miner registers for one request that fails because the hotkey is unknown."""
 
 _SHOWN: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash"),

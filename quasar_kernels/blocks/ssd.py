@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from fla.ops.quasar.arguments import check_state, expect
 from torch import Tensor
@@ -76,18 +74,34 @@ def _skipped(y: Tensor, D: Tensor | None, x: Tensor) -> Tensor:
     return y if D is None else y + (D[:, None] * x).to(x.dtype)
 
 
-def _in_torch(*arguments: Any) -> tuple[Tensor, Tensor]:
-    x, dt, A, B, C, D, state, bounds = arguments
+def _in_torch(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
     q, k, v, g = _as_attention(x.to(wide), dt.to(wide), A.to(wide), B, C)
     o, final = decayed_attention(q, k, v, g[..., None], None, state, bounds)
     return _skipped(o.to(x.dtype), D, x), final
 
 
-def _by_mamba(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _by_mamba(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    _bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    x, dt, A, B, C, D, state, _ = arguments
     # mamba_ssm's states are transposed
     initial = None if state is None else state.mT.contiguous()
     options = {"D": D, "initial_states": initial, "return_final_states": True}
@@ -95,10 +109,18 @@ def _by_mamba(*arguments: Any) -> tuple[Tensor, Tensor]:
     return y.to(x.dtype), final.mT.float()
 
 
-def _by_fla(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _by_fla(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     from fla.ops.simple_gla import chunk_simple_gla
 
-    x, dt, A, B, C, D, state, bounds = arguments
     q, k, v, g = _as_attention(x, dt, A, B, C)
     initial = None if state is None else state.float()
     packed = None if bounds is None else bounds.to(x.device, torch.int64)

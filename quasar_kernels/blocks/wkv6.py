@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from fla.ops.quasar.arguments import check_state, expect
 from torch import Tensor
@@ -63,10 +61,17 @@ def wkv6(
     return OPERATOR(v, cu_seqlens is not None, *arguments, width=K, values=v.shape[-1], tokens=T)
 
 
-def _by_fla(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _by_fla(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    state: Tensor | None,
+    bounds: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     from fla.ops.rwkv6 import chunk_rwkv6
 
-    r, k, v, w, u, state, bounds = arguments
     initial = None if state is None else state.float()
     packed = None if bounds is None else bounds.to(v.device, torch.int64)
     options = {"initial_state": initial, "output_final_state": True, "cu_seqlens": packed}

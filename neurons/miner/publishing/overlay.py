@@ -78,8 +78,8 @@ class Overlay:
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files that differ between the commit and the overlay.
 
-        A commit of another version of the overlay is accepted, with an empty list, if its message
-        has the digest of its own files.
+        For a commit of another version of the overlay, the list is empty if the commit's message
+        contains the digest of the files in that commit.
         """
         blobs = self._blobs(tool, commit)
         if f"\nOverlay-Digest: {_digest(blobs)}" in tool.cat_file("commit", commit):

@@ -9,8 +9,8 @@ folder has the derivation.
 With log decays g, each product is multiplied by the decay between its tokens. The gradient of a log
 decay sums the contributions of earlier tokens to later ones. It is <S, dS> at the start of a run of
 KEEP tokens, where pass 2 stores the state, plus the writes of the run's earlier tokens, minus their
-reads. No decay scales a token's read of its own write, so this is omitted, and the tiny gradients
-of strong decays keep their digits.
+reads. A token reads its own write undecayed. That term is omitted, so the tiny gradients of strong
+decays keep their digits.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 // that state's gradient. Both are sums over tokens and over the parts outside the tile. The value
 // after the tile follows from V' dS^T and <S, dS> alone. Going backward from there, each token adds
 // its reads of earlier tokens, which its decay has scaled, and subtracts its writes for later
-// tokens, which its decay does not scale. No decay scales a token's read of its own write, so this
-// is omitted, and the tiny gradients of strong decays keep their digits.
+// tokens, which its decay does not scale. A token reads its own write undecayed. That term is
+// omitted, so the tiny gradients of strong decays keep their digits.
 
 #pragma once
 
