@@ -139,6 +139,12 @@ __device__ __forceinline__ void wgmma_tile(float (&d)[32][4], u64 a, u64 b) {
   QUASAR_PRODUCT(32, "256", "%128, %129", "0, 0", "l"(a), "l"(b));
 }
 
+// d += a b, a as above, b 16 rows of a tile
+template <Scalar T, bool FIRST = false>
+__device__ __forceinline__ void wgmma_tile_columns(float (&d)[8][4], u64 a, u64 b) {
+  QUASAR_PRODUCT(8, "64", "%32, %33", "0, 1", "l"(a), "l"(b));
+}
+
 #undef QUASAR_OUT_2
 #undef QUASAR_OUT_4
 #undef QUASAR_OUT_8

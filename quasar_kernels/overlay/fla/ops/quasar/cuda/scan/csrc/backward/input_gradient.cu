@@ -12,8 +12,12 @@
 // product is weighted by the decay between its two tokens; tile_decays.cuh computes these and their
 // gradients.
 //
-// Prologue: two groups of copies, first the operands of dQ. There is no loop over tiles. Epilogue:
-// dQ and dK overwrite S and dS in shared memory and are copied to device memory from there.
+// Prologue: three groups of copies, first the operands of the products with S. There is no loop over
+// tiles. Epilogue: dQ and dK overwrite S and dS in shared memory and are copied to device memory from
+// there.
+//
+// A wait for products costs about as much as the products themselves, so independent products share
+// one wait: the scores dO V'^T and dv V'^T of the same columns, and two of the terms of dK.
 //
 // Shared memory: seven [S, S] matrices in 16 bits: q, k, dO, V', dv, S and dS.
 //
@@ -36,7 +40,7 @@ struct InputTiles {
 
 struct InputShared : InputTiles, Select<DECAY, TileDecays, NoTileDecays> {
   float d_beta[INPUT_WARPS];
-  u64 full[2];
+  u64 full[3];
 };
 
 // d alpha / d lambda and d alpha / d beta; gate.py has the derivation
@@ -62,24 +66,12 @@ template <Scalar T>
 __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const float (&d_values)[2],
                                                 u32 k, int row, const ComputedSteps& steps,
                                                 int warp, int lane) {
-  OperandRows keys;
-  load_operand(keys, k, row, warp, lane);
   float lambda[2] = {};
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float x, y;
-        unpack<T>(keys[p][t][i], x, y);
-        lambda[i & 1] += x * x + y * y;
-      }
+  for_each_pair<T>(k, row, warp, lane, [&](int r, float x, float&) { lambda[r] += x * x; }, dK);
+  add_in_quad(lambda);
   float factor[2], d_beta = 0.f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    lambda[r] += __shfl_xor_sync(ALL, lambda[r], 1);
-    lambda[r] += __shfl_xor_sync(ALL, lambda[r], 2);
     const float a = steps.size(r, lambda[r]);
     float by_lambda, by_beta;
     step_size_slopes(lambda[r], steps.beta, by_lambda, by_beta);
@@ -87,17 +79,7 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
     factor[r] = 2.f * da * by_lambda;
     d_beta += da * by_beta;
   }
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float x, y;
-        unpack<T>(keys[p][t][i], x, y);
-        dK[p][2 * t + (i >> 1)][2 * (i & 1)] += factor[i & 1] * x;
-        dK[p][2 * t + (i >> 1)][2 * (i & 1) + 1] += factor[i & 1] * y;
-      }
+  for_each_pair<T>(k, row, warp, lane, [&](int r, float x, float& at) { at += factor[r] * x; }, dK);
   return d_beta;
 }
 
@@ -106,118 +88,96 @@ struct TileOperands {
   u32 q, k, d_o, v_new, dv, state, d_state;
 };
 
-// Computes dQ of the row-th 64 tokens, which this warpgroup owns, as operands. With decays, `reads`
-// becomes q . dQ of this lane's tokens without each token's read of its own write. `queries_arrive`
-// waits for q.
-template <Scalar T, class Row, class Arrive>
-__device__ __forceinline__ void compute_query_gradient(OperandRows& out, const TileOperands& tile,
-                                                       const TileDecays* decays, float (&reads)[2],
-                                                       const Arrive& queries_arrive, float scale,
-                                                       Row row, int warp, int lane) {
-  constexpr Mask EARLIER = DECAY ? Mask::strictly_lower : Mask::lower;
-  OperandRows own;
-  Rows64 dQ[PANELS] = {}, x;
-  load_operand(own, tile.d_o, row, warp, lane);
-  add_matrix<T>(dQ, own, tile.state, lane);
-  const RowDecays here(decays, row, warp, lane);
-  if constexpr (DECAY) scale_rows(dQ, {scale * here.before(0), scale * here.before(1)});
-  float own_scores[2];  // with decays: q . k of a token and itself
-#pragma unroll
-  for (int j = 0; j <= row; ++j) {
-    Operand high, low;
-    compute_scores<T>(x, own, tile.v_new, j, lane);
-    if (DECAY && j == row) extract_diagonal(own_scores, x, warp, lane);
-    here.apply<false>(x, decays, j, lane);
-    split_entries<T, EARLIER>(high, low, x, DECAY ? scale : 1.f, 64 * (row - j), warp, lane);
-    add_tokens<T>(dQ, high, tile.k, j, lane);
-    add_tokens<T>(dQ, low, tile.k, j, lane);
+// A block's barrier in two parts: a warpgroup that calls leave_state goes on, and wait_for_state
+// returns once the other warpgroup has called leave_state.
+__device__ __forceinline__ void leave_state(int row) {
+#if QUASAR_WGMMA
+  if (PANELS > 1) asm volatile("barrier.cta.arrive %0, 256;" : : "r"(2 - row) : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_state(int row) {
+#if QUASAR_WGMMA
+  if (PANELS > 1) {
+    asm volatile("barrier.cta.sync %0, 256;" : : "r"(1 + row) : "memory");
+    return;
   }
-  if constexpr (DECAY) {
-    queries_arrive();
-    compute_row_products<T>(reads, dQ, tile.q, row, warp, lane);
-    own_scores[0] *= scale, own_scores[1] *= scale;
-    add_scaled_rows<T>(dQ, own_scores, tile.k, row, warp, lane);
-  }
-#pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-    pack_entries<T, Mask::all>(out[p], dQ[p], DECAY ? 1.f : scale, 0, warp, lane);
+#endif
+  __syncthreads();
 }
 
-// -dv of this warp's rows
-__device__ __forceinline__ void load_values(OperandRows& out, const TileOperands& tile, int row,
-                                            int warp, int lane) {
-  load_operand(out, tile.dv, row, warp, lane);
+// Adds dP K to dQ, of the row-th 64 tokens, and sets `values` to -N, both for the columns of the j-th
+// 64 tokens. If these are the same tokens (DIAGONAL), `own_scores` and `d_values` become dO . V' and
+// dv . V' of this lane's tokens. With decays, dP lacks its diagonal.
+template <Scalar T, bool DIAGONAL>
+__device__ __forceinline__ void add_earlier_tokens(Rows64 (&dQ)[PANELS], Operand& values,
+                                                   float (&own_scores)[2], float (&d_values)[2],
+                                                   const TileOperands& tile, const RowDecays& here,
+                                                   const TileDecays* decays, float scale, int row,
+                                                   int j, int warp, int lane) {
+  constexpr Mask SCORES = !DIAGONAL ? Mask::all : DECAY ? Mask::strictly_lower : Mask::lower;
+  constexpr Mask VALUES = DIAGONAL ? Mask::strictly_lower : Mask::all;
+  Rows64 x, y;
+  open_products();
+  multiply_rows<T>(x, tile.d_o, row, tile.v_new, j, warp, lane);
+  multiply_rows<T>(y, tile.dv, row, tile.v_new, j, warp, lane);
+  close_products();
+  finish_products(x, y);
+  if constexpr (DIAGONAL) {
+    extract_diagonal(own_scores, x, warp, lane);
+    extract_diagonal(d_values, y, warp, lane);
+  }
+  Operand high, low;
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[p][t][i] ^= 0x80008000u;
+  for (int t = 0; t < 4; ++t) {
+    float between[2][4], kept[2][4];
+    here.template between<false>(between, decays, j, t, lane);
+    mask_entries<SCORES>(kept, x, t, between, DECAY ? scale : 1.f, warp, lane);
+    split<T>(kept, high[t], low[t]);
+    mask_entries<VALUES>(kept, y, t, between, -1.f, warp, lane);
+    pack_tiles<T>(values[t], kept[0], kept[1]);
+  }
+  open_products();
+  add_tokens<T>(dQ, high, tile.k, j, lane);
+  add_tokens<T>(dQ, low, tile.k, j, lane);
+  close_products();
+  finish_products(dQ);
 }
 
-// Adds all remaining products to dK, which holds -dv S^T, and sets d_values to the rows' dv . V'.
-// With decays, for each of this lane's tokens: `reads`, which holds q . dQ, becomes the reads of
-// earlier tokens minus the writes for later ones (tile_decays.cuh), and `passes` the writes for
-// tokens after the tile.
-template <Scalar T, class Row>
-__device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d_values)[2],
-                                                 const TileOperands& tile, const TileDecays* decays,
-                                                 float (&reads)[2], float (&passes)[2], float scale,
-                                                 Row row, int warp, int lane) {
-  OperandRows own;
-  Operand scores;
-  Rows64 x;
-  const RowDecays here(decays, row, warp, lane);
-  load_values(own, tile, row, warp, lane);
+// Adds dP^T Q - N^T K for the columns of the j-th 64 tokens to dK. With decays, dP lacks its
+// diagonal; if DIAGONAL, `own_scores` becomes dO . V' of this lane's tokens.
+template <Scalar T, bool DIAGONAL>
+__device__ __forceinline__ void add_later_tokens(Rows64 (&dK)[PANELS], float (&own_scores)[2],
+                                                 const TileOperands& tile, const RowDecays& here,
+                                                 const TileDecays* decays, float scale, int row,
+                                                 int j, int warp, int lane) {
+  constexpr Mask SCORES = !DIAGONAL ? Mask::all : DECAY ? Mask::strictly_upper : Mask::upper;
+  constexpr Mask VALUES = DIAGONAL ? Mask::strictly_upper : Mask::all;
+  Rows64 x, y;
+  open_products();
+  multiply_rows<T>(x, tile.v_new, row, tile.d_o, j, warp, lane);
+  multiply_rows<T>(y, tile.v_new, row, tile.dv, j, warp, lane);
+  close_products();
+  finish_products(x, y);
+  if constexpr (DECAY && DIAGONAL) extract_diagonal(own_scores, x, warp, lane);
+  Operand high, low, scores;
 #pragma unroll
-  for (int j = 0; j <= row; ++j) {
-    compute_scores<T>(x, own, tile.v_new, j, lane);
-    if (j == row) extract_diagonal(d_values, x, warp, lane);
-    here.apply<false>(x, decays, j, lane);
-    pack_entries<T, Mask::strictly_lower>(scores, x, 1.f, 64 * (row - j), warp, lane);
-    add_tokens<T>(dK, scores, tile.k, j, lane);
+  for (int t = 0; t < 4; ++t) {
+    float between[2][4], kept[2][4];
+    here.template between<true>(between, decays, j, t, lane);
+    mask_entries<SCORES>(kept, x, t, between, scale, warp, lane);
+    if constexpr (DECAY)
+      split<T>(kept, high[t], low[t]);
+    else
+      pack_tiles<T>(high[t], kept[0], kept[1]);
+    mask_entries<VALUES>(kept, y, t, between, -1.f, warp, lane);
+    pack_tiles<T>(scores[t], kept[0], kept[1]);
   }
-  d_values[0] = -d_values[0], d_values[1] = -d_values[1];
-  load_operand(own, tile.v_new, row, warp, lane);
-  float so_far[2], sum[2], own_scores[2];  // with decays
-  if constexpr (DECAY) {
-    compute_row_products<T>(so_far, dK, tile.k, row, warp, lane);
-    add_scaled_matrix<T>(dK, own, tile.d_state, {here.after(decays, 0), here.after(decays, 1)},
-                         lane);
-    compute_row_products<T>(sum, dK, tile.k, row, warp, lane);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      reads[r] += 2.f * so_far[r];
-      passes[r] = sum[r] - so_far[r];
-    }
-  } else {
-    add_matrix<T>(dK, own, tile.d_state, lane);
-  }
-#pragma unroll
-  for (int j = row; j < PANELS; ++j) {
-    const int ahead = 64 * (row - j);
-    compute_scores<T>(x, own, tile.d_o, j, lane);
-    if constexpr (DECAY) {
-      Operand low;
-      if (j == row) extract_diagonal(own_scores, x, warp, lane);
-      here.apply<true>(x, decays, j, lane);
-      split_entries<T, Mask::strictly_upper>(scores, low, x, scale, ahead, warp, lane);
-      add_tokens<T>(dK, low, tile.q, j, lane);
-    } else {
-      pack_entries<T, Mask::upper>(scores, x, scale, ahead, warp, lane);
-    }
-    add_tokens<T>(dK, scores, tile.q, j, lane);
-    compute_scores<T>(x, own, tile.dv, j, lane);
-    here.apply<true>(x, decays, j, lane);
-    pack_entries<T, Mask::strictly_upper>(scores, x, -1.f, ahead, warp, lane);
-    add_tokens<T>(dK, scores, tile.k, j, lane);
-  }
-  if constexpr (DECAY) {
-    compute_row_products<T>(sum, dK, tile.k, row, warp, lane);
-    reads[0] -= sum[0], reads[1] -= sum[1];
-    own_scores[0] *= scale, own_scores[1] *= scale;
-    add_scaled_rows<T>(dK, own_scores, tile.q, row, warp, lane);
-  }
+  open_products();
+  add_tokens<T>(dK, high, tile.q, j, lane);
+  if constexpr (DECAY) add_tokens<T>(dK, low, tile.q, j, lane);
+  add_tokens<T>(dK, scores, tile.k, j, lane);
+  close_products();
+  finish_products(dK);
 }
 
 template <Scalar T>
@@ -235,10 +195,6 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     if (!READ_STEP && threadIdx.x == 0) arg.d_beta[blockIdx.x] = 0.f;
     return;
   }
-  const Steps steps = StepSizes(arg, segment, head, lane).of(first + warp * CHUNK);
-  const i64 entry = entry_of(arg, segment, head, first);  // offset of step sizes and decays
-  TileDecays* const decays = shared.pointer();            // null without decays
-  if constexpr (DECAY) fill_decays(*decays, arg.decay + entry, arg.heads, left);
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
   const bool starts = segment.is_first && tile == 0, ends = segment.is_last && left <= S;
   const TileOperands at = {shared_address(shared.q),      shared_address(shared.k),
@@ -247,10 +203,10 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
                            shared_address(shared.d_state)};
 
   // Prologue. On Hopper one warp copies everything, on other GPUs each warp copies its chunk. The
-  // operands of dQ come first.
-  const Pipeline<2> pipeline{shared_address(shared.full)};
+  // copies start first: a block of heads of 128 has its multiprocessor to itself and waits for them.
+  const Pipeline<3> pipeline{shared_address(shared.full)};
   if (threadIdx.x == 0) pipeline.init(1);
-  __syncthreads();
+  __syncwarp();
   const bool copies = !Tiles::RUN_OVER || warp == 0;
   const int keys_of = key_head(arg, head);
   auto copy = [&](const TensorMap& map, const void* x, const i64(&stride)[3], int from_head, u32 to,
@@ -264,21 +220,29 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
           from.load(square(to, r, p), token + r * PANEL, p * PANEL, pipeline, stage);
   };
   if (copies) {
-    pipeline.producer_expect(0, (3 + !starts) * MATRIX_BYTES);
+    pipeline.producer_expect(0, (2 + !starts) * MATRIX_BYTES);
     copy(maps.d_o, arg.d_o, arg.o_stride, head, at.d_o, first, 0);
-    copy(maps.dq, arg.dq, arg.o_stride, head, at.v_new, first, 0);
-    copy(maps.k, arg.k, arg.k_stride, keys_of, at.k, first, 0);
     if (!starts)
       copy(maps.checkpoints, arg.checkpoints, arg.o_stride, head, at.state, first - S, 0);
+    copy(maps.dv, arg.dv, arg.o_stride, head, at.dv, first, 0);
   }
   pipeline.producer_commit();
   if (copies) {
-    pipeline.producer_expect(1, (2 + !ends) * MATRIX_BYTES);
-    copy(maps.dv, arg.dv, arg.o_stride, head, at.dv, first, 1);
-    copy(maps.q, arg.q, arg.q_stride, keys_of, at.q, first, 1);
-    if (!ends) copy(maps.dk, arg.dk, arg.o_stride, head, at.d_state, first, 1);
+    pipeline.producer_expect(1, 2 * MATRIX_BYTES);
+    copy(maps.dq, arg.dq, arg.o_stride, head, at.v_new, first, 1);
+    copy(maps.k, arg.k, arg.k_stride, keys_of, at.k, first, 1);
   }
   pipeline.producer_commit();
+  if (copies) {
+    pipeline.producer_expect(2, (1 + !ends) * MATRIX_BYTES);
+    if (!ends) copy(maps.dk, arg.dk, arg.o_stride, head, at.d_state, first, 2);
+    copy(maps.q, arg.q, arg.q_stride, keys_of, at.q, first, 2);
+  }
+  pipeline.producer_commit();
+  const Steps steps = StepSizes(arg, segment, head, lane).of(first + warp * CHUNK);
+  const i64 entry = entry_of(arg, segment, head, first);  // offset of step sizes and decays
+  TileDecays* const decays = shared.pointer();            // null without decays
+  if constexpr (DECAY) fill_decays(*decays, arg.decay + entry, arg.heads, left);
   if (starts) fill_checkpoint<T>(at.state, arg.initial_state ? arg.initial_state + own : nullptr);
   if (ends) fill_checkpoint<T>(at.d_state, arg.d_final ? arg.d_final + own : nullptr);
   // whether another sequence begins in the tile
@@ -288,73 +252,115 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     for (int p = 0; p < PANELS; ++p)
       clear_rows(square(matrix, row, p) + (warp & 3) * CHUNK_BYTES, left - warp * CHUNK, lane);
   };
-  pipeline.template consumer_wait<1>(0, 0);
-  if (runs_over) clear(at.d_o), clear(at.v_new), clear(at.k);
+  __syncthreads();  // the pipeline's barriers exist
+  pipeline.template consumer_wait<2>(0, 0);
+  if (runs_over) clear(at.d_o), clear(at.dv);
   fence_proxy_async();
   __syncthreads();
 
-  auto all_arrive = [&] {
-    pipeline.template consumer_wait<0>(1, 0);
-    if (runs_over) clear(at.dv), clear(at.q);
+  Rows64 dQ[PANELS], dK[PANELS];
+  open_products();
+  multiply_matrix<T, true>(dQ, at.d_o, row, at.state, warp, lane);
+  close_products();
+  pipeline.template consumer_wait<1>(1, 0);
+  if (runs_over || !Tiles::RUN_OVER) {
+    if (runs_over) clear(at.v_new), clear(at.k);
     fence_proxy_async();
     __syncthreads();
-  };
-  OperandRows rows;
-  float reads[2], passes[2];
-  // A row index known at compile time is faster, unless the code of both rows exceeds the
-  // instruction cache, as with decays.
-  const bool lower = S > 64 && row > 0;  // uniform in a warpgroup
-  if constexpr (DECAY) {
-    compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, row, warp, lane);
-  } else {
-    if (lower)
-      compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, Fixed<PANELS - 1>(),
-                                warp, lane);
-    else
-      compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, Fixed<0>(), warp,
-                                lane);
-    all_arrive();
   }
-  Rows64 dK[PANELS] = {};
-  {
-    OperandRows values;
-    load_values(values, at, row, warp, lane);
-    add_matrix<T>(dK, values, at.state, lane);
-  }
-  float passed = 0.f;  // the flow through the whole tile
-  if constexpr (DECAY) {
-    const TokenDecays here(decays, row, warp, lane);
-    scale_rows(dK, {here.before(0), here.before(1)});
-    passed = exp2_of(decays->since[S - 1]) *
-             dot_product<T>(shared.state, shared.d_state, MATRIX_BYTES / 16);
-  }
-  __syncthreads();  // all products with the state are done; dQ overwrites it
-  store_matrix_rows(at.state, rows, row, warp, lane);
-  float d_values[2];
-  if constexpr (DECAY) {
-    add_key_gradient<T>(dK, d_values, at, decays, reads, passes, arg.scale, row, warp, lane);
-    store_flows(*decays, reads, passes, passed, warp, lane);
-  } else if (lower) {
-    add_key_gradient<T>(dK, d_values, at, decays, reads, passes, arg.scale, Fixed<PANELS - 1>(),
-                        warp, lane);
-  } else {
-    add_key_gradient<T>(dK, d_values, at, decays, reads, passes, arg.scale, Fixed<0>(), warp, lane);
-  }
-  float d_beta = 0.f;
+  finish_products(dQ);
+  const RowDecays here(decays, row, warp, lane);
+  if constexpr (DECAY) scale_rows(dQ, {arg.scale * here.before(0), arg.scale * here.before(1)});
+  float own_scores[2], d_values[2], flows[2] = {}, passes[2] = {}, passed = 0.f;
+  Operand earlier = {}, values;  // -N for the columns of the other 64 tokens, and of the same
+  if (row > 0)
+    add_earlier_tokens<T, false>(dQ, earlier, own_scores, d_values, at, here, decays, arg.scale,
+                                 row, 0, warp, lane);
+  add_earlier_tokens<T, true>(dQ, values, own_scores, d_values, at, here, decays, arg.scale, row,
+                              row, warp, lane);
   if constexpr (READ_STEP) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int own_token = warp * CHUNK + (lane >> 2) + 8 * r;
-      const float a = steps.size(r, 0.f);
+      const float size = steps.size(r, 0.f);
       if ((lane & 3) == 0 && own_token < left)
-        arg.d_beta[entry + (i64)own_token * arg.heads] = a > 0.f ? d_values[r] / a / a : 0.f;
+        arg.d_beta[entry + (i64)own_token * arg.heads] =
+            size > 0.f ? d_values[r] / size / size : 0.f;
     }
-  } else {
-    d_beta = add_step_sizes<T>(dK, d_values, at.k, row, steps, warp, lane);
   }
+  pipeline.template consumer_wait<0>(2, 0);
+  if (runs_over || !Tiles::RUN_OVER) {  // no barrier otherwise: the other warpgroup may be slower
+    if (runs_over) clear(at.q);
+    fence_proxy_async();
+    __syncthreads();
+  }
+
+  open_products();
+  multiply_matrix<T, true>(dK, at.dv, row, at.state, warp, lane);
+  close_products();
+  if constexpr (DECAY) {
+    // q . dQ without each token's read of its own write
+    for_each_pair<T>(
+        at.q, row, warp, lane, [&](int r, float q, float dq) { flows[r] += q * dq; }, dQ);
+    const float own[2] = {arg.scale * own_scores[0], arg.scale * own_scores[1]};
+    for_each_pair<T>(
+        at.k, row, warp, lane, [&](int r, float k, float& dq) { dq += own[r] * k; }, dQ);
+    // the flow through the whole tile
+    passed =
+        exp2_of(decays->since[S - 1]) * dot_product<T>(shared.state, shared.d_state, warp, lane);
+  }
+  Operand rows[PANELS];  // dQ
+  pack_rows<T>(rows, dQ, DECAY ? 1.f : arg.scale);
+  auto store_queries = [&] {  // dQ overwrites S
+    wait_for_state(row);
+    store_matrix_rows(at.state, rows, row, warp, lane);
+  };
+  finish_products(dK);
+  leave_state(row);
+  if constexpr (PANELS == 1) store_queries();
+  scale_rows(dK, {-here.before(0), -here.before(1)});
+  open_products();
+  if (PANELS > 1) add_tokens<T>(dK, earlier, at.k, 0, lane);
+  add_tokens<T>(dK, values, at.k, row, lane);
+  if constexpr (DECAY) {
+    Rows64 written[PANELS];  // V' dS^T
+    multiply_matrix<T, true>(written, at.v_new, row, at.d_state, warp, lane);
+    close_products();
+    finish_products(dK, written);
+    float reads[2] = {};
+    const float after[2] = {here.after(decays, 0), here.after(decays, 1)};
+    for_each_pair<T>(
+        at.k, row, warp, lane,
+        [&](int r, float k, float& dk, float write) {
+          reads[r] += k * dk;
+          passes[r] += k * write;
+          dk += after[r] * write;
+        },
+        dK, written);
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p) pack_entries<T, Mask::all>(rows[p], dK[p], 1.f, 0, warp, lane);
+    for (int r = 0; r < 2; ++r) flows[r] += 2.f * reads[r], passes[r] *= after[r];
+  } else {
+    multiply_matrix<T, false>(dK, at.v_new, row, at.d_state, warp, lane);
+    close_products();
+    finish_products(dK);
+  }
+  if constexpr (PANELS > 1) store_queries();  // late: the other warpgroup may need S for longer
+  if (row < PANELS - 1)
+    add_later_tokens<T, false>(dK, own_scores, at, here, decays, arg.scale, row, PANELS - 1, warp,
+                               lane);
+  add_later_tokens<T, true>(dK, own_scores, at, here, decays, arg.scale, row, row, warp, lane);
+  if constexpr (DECAY) {
+    for_each_pair<T>(
+        at.k, row, warp, lane, [&](int r, float k, float dk) { flows[r] -= k * dk; }, dK);
+    add_in_quad(flows), add_in_quad(passes);
+    const float own[2] = {arg.scale * own_scores[0], arg.scale * own_scores[1]};
+    for_each_pair<T>(
+        at.q, row, warp, lane, [&](int r, float q, float& dk) { dk += own[r] * q; }, dK);
+    store_flows(*decays, flows, passes, passed, warp, lane);
+  }
+  float d_beta = 0.f;
   if constexpr (!READ_STEP) {
+    d_beta = add_step_sizes<T>(dK, d_values, at.k, row, steps, warp, lane);
     // the four lanes of a row have the same value, so only one is added
     d_beta = lane & 3 ? 0.f : d_beta;
 #pragma unroll
@@ -362,6 +368,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     if (lane == 0) shared.d_beta[warp] = d_beta;
   }
   __syncthreads();  // all products with dS are done; dK overwrites it
+  pack_rows<T>(rows, dK, 1.f);
   store_matrix_rows(at.d_state, rows, row, warp, lane);
   float flow = 0.f;
   if constexpr (DECAY) flow = sum_flows(*decays);

@@ -64,23 +64,22 @@ struct TokenDecays {
     return exp2_of(decays->since[S - 1] - since[r]);
   }
 
-  // Scales x's entries by the decay between their tokens, where the columns' tokens (the j-th 64)
-  // come before the rows', or after them if LATER. Other entries may overflow; mask_entries drops
-  // them.
+  // The decays between the rows' tokens and those of 16 columns (the t-th of the j-th 64), which come
+  // before the rows', or after them if LATER. Other entries may overflow; mask_entries drops them.
   template <bool LATER>
-  __device__ __forceinline__ void apply(Rows64& x, const TileDecays* decays, int j,
-                                        int lane) const {
+  __device__ __forceinline__ void between(float (&out)[2][4], const TileDecays* decays, int j,
+                                          int t, int lane) const {
 #pragma unroll
-    for (int m = 0; m < 8; ++m) {
+    for (int n = 0; n < 2; ++n) {
       float2 columns;  // reloaded each time, because the products need the registers
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                    : "=f"(columns.x), "=f"(columns.y)
-                   : "r"(shared_address(decays->since + j * 64 + 8 * m + 2 * (lane & 3)))
+                   : "r"(shared_address(decays->since + j * 64 + 16 * t + 8 * n + 2 * (lane & 3)))
                    : "memory");
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float between = since[e >> 1] - (e & 1 ? columns.y : columns.x);
-        x[m][e] *= exp2_of(LATER ? -between : between);
+        const float log_decay = since[e >> 1] - (e & 1 ? columns.y : columns.x);
+        out[n][e] = exp2_of(LATER ? -log_decay : log_decay);
       }
     }
   }
@@ -92,16 +91,24 @@ struct NoTokenDecays {
   __device__ __forceinline__ float before(int) const { return 1.f; }
   __device__ __forceinline__ float after(const TileDecays*, int) const { return 1.f; }
   template <bool LATER>
-  __device__ __forceinline__ void apply(Rows64&, const TileDecays*, int, int) const {}
+  __device__ __forceinline__ void between(float (&out)[2][4], const TileDecays*, int, int,
+                                          int) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) out[0][e] = out[1][e] = 1.f;
+  }
 };
 
 using RowDecays = Select<DECAY, TokenDecays, NoTokenDecays>;
 
-// This thread's part of the dot product of x and y, `count` pieces of 16 bytes.
+// This lane's part of the dot product of this warp's rows of the matrices x and y.
 template <Scalar T>
-__device__ __forceinline__ float dot_product(const uint4* x, const uint4* y, int count) {
+__device__ __forceinline__ float dot_product(const uint4* x, const uint4* y, int warp, int lane) {
+  constexpr int PIECES = CHUNK_BYTES / 16;  // of a chunk
+  const int first = (warp / 4 * PANELS * 4 + (warp & 3)) * PIECES + lane;
   float sum = 0.f;
-  for (int i = threadIdx.x; i < count; i += 32 * INPUT_WARPS) {
+#pragma unroll 1  // more loads at once would need the registers of the products
+  for (int n = 0; n < PANELS * PIECES / 32; ++n) {
+    const int i = first + n * 32 % PIECES + n * 32 / PIECES * 4 * PIECES;
     const u32 a[4] = {x[i].x, x[i].y, x[i].z, x[i].w}, b[4] = {y[i].x, y[i].y, y[i].z, y[i].w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

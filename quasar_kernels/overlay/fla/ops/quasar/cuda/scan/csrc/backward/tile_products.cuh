@@ -18,18 +18,14 @@ __device__ __forceinline__ u32 square(u32 matrix, int row, int column) {
   return matrix + (row * PANELS + column) * SQUARE_BYTES;
 }
 
-typedef float Rows64[8][4];           // a warp's 16 rows of a product [64, 64]
-typedef u32 Operand[4][4];            // 16 rows of 64 columns
-typedef Operand OperandRows[PANELS];  // 16 rows of S columns
+typedef float Rows64[8][4];  // a warp's 16 rows of a product [64, 64]
+typedef u32 Operand[4][4];   // 16 rows of 64 columns
 
-// this warp's rows of x, among the row-th 64
-__device__ __forceinline__ void load_operand(OperandRows& out, u32 x, int row, int warp, int lane) {
+// this warp's 16 rows of a square
+__device__ __forceinline__ void load_operand(Operand& out, u32 square, int warp, int lane) {
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p)
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
-      load_rows(out[p][t],
-                row_address(square(x, row, p) + (warp & 3) * CHUNK_BYTES, lane) ^ 32 * t);
+  for (int t = 0; t < 4; ++t)
+    load_rows(out[t], row_address(square + (warp & 3) * CHUNK_BYTES, lane) ^ 32 * t);
 }
 
 #if QUASAR_WGMMA
@@ -41,32 +37,6 @@ __device__ __forceinline__ void fence_operands(Rows64 (&d)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) warpgroup_fence_operand(d[i]);
 }
 #endif
-
-// d += a b^T, b a square, or d = a b^T if FIRST; asynchronous on Hopper
-template <Scalar T, bool FIRST>
-__device__ __forceinline__ void add_by_rows(Rows64& d, const Operand& a, u32 b, int lane) {
-#if !QUASAR_WGMMA
-  if (FIRST) clear(d);
-#endif
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-#if QUASAR_WGMMA
-    const u64 columns = at_columns(tile_descriptor(b), t);
-    if (FIRST && t == 0)
-      wgmma_rows<T, true>(d, a[t], columns);
-    else
-      wgmma_rows<T>(d, a[t], columns);
-#else
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      u32 x[4];
-      load_rows(x, pair_address(b + j * CHUNK_BYTES, lane) ^ 32 * t);
-      mma<T>(d[2 * j], a[t], x[0], x[1]);
-      mma<T>(d[2 * j + 1], a[t], x[2], x[3]);
-    }
-#endif
-  }
-}
 
 // d += a b
 template <Scalar T>
@@ -96,45 +66,111 @@ __device__ __forceinline__ void finish_products(Accumulators&... d) {
 #endif
 }
 
-// d[p] += a b over all columns of a and of d; b is a matrix
-template <Scalar T>
-__device__ __forceinline__ void add_matrix(Rows64 (&d)[PANELS], const OperandRows& a, u32 b,
-                                           int lane) {
-  open_products();
+// The next two are asynchronous on Hopper: call them between open_products and close_products. For
+// heads of 128 they load `a` into registers, because products of two operands in shared memory are
+// limited by its bandwidth. Heads of 64 have no registers to spare: three blocks share them.
+
+// d[p] = a b if FIRST, otherwise d[p] += a b, with the rows of the matrix a at `row`
+template <Scalar T, bool FIRST>
+__device__ __forceinline__ void multiply_matrix(Rows64 (&d)[PANELS], u32 a, int row, u32 b,
+                                                int warp, int lane) {
+#if QUASAR_WGMMA
+  if constexpr (S > 64) {
+    Operand own[PANELS];
 #pragma unroll
-  for (int p = 0; p < PANELS; ++p)
+    for (int i = 0; i < PANELS; ++i) load_operand(own[i], square(a, row, i), warp, lane);
+    warpgroup_arrive();
 #pragma unroll
-    for (int i = 0; i < PANELS; ++i) add_by_columns<T>(d[p], a[i], square(b, i, p), lane);
-  close_products();
-  finish_products(d);
+    for (int i = 0; i < PANELS; ++i)
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int p = 0; p < PANELS; ++p) {
+          const u64 columns = tile_descriptor(square(b, i, p) + t * CHUNK_BYTES);
+          if (FIRST && i + t == 0)
+            wgmma_columns<T, true>(d[p], own[i][t], columns);
+          else
+            wgmma_columns<T>(d[p], own[i][t], columns);
+        }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < PANELS; ++i)
+#pragma unroll
+    for (int t = 0; t < 4; ++t)
+#pragma unroll
+      for (int p = 0; p < PANELS; ++p) {
+        const u64 rows = at_columns(tile_descriptor(square(a, row, i)), t);
+        const u64 columns = tile_descriptor(square(b, i, p) + t * CHUNK_BYTES);
+        if (FIRST && i + t == 0)
+          wgmma_tile_columns<T, true>(d[p], rows, columns);
+        else
+          wgmma_tile_columns<T>(d[p], rows, columns);
+      }
+#else
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) {
+    if (FIRST) clear(d[p]);
+#pragma unroll
+    for (int i = 0; i < PANELS; ++i) {
+      Operand rows;
+      load_operand(rows, square(a, row, i), warp, lane);
+      add_by_columns<T>(d[p], rows, square(b, i, p), lane);
+    }
+  }
+#endif
 }
 
-// d[p] += diag(factor) a b, with a factor for each of a lane's rows. factor a is the sum of two
-// operands. Scaling the product instead would need the registers of another accumulator.
+// d = a b^T, with the rows of the matrix a at `row` and those of b at `column`
 template <Scalar T>
-__device__ __forceinline__ void add_scaled_matrix(Rows64 (&d)[PANELS], const OperandRows& a, u32 b,
-                                                  const float (&factor)[2], int lane) {
+__device__ __forceinline__ void multiply_rows(Rows64& d, u32 a, int row, u32 b, int column,
+                                              int warp, int lane) {
+#if !QUASAR_WGMMA
+  clear(d);
+#else
+  if constexpr (S > 64) {
+    Operand own[PANELS];
 #pragma unroll
-  for (int i = 0; i < PANELS; ++i) {
-    Operand high, low;
+    for (int p = 0; p < PANELS; ++p) load_operand(own[p], square(a, row, p), warp, lane);
+    warpgroup_arrive();
+#pragma unroll
+    for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const u64 columns = at_columns(tile_descriptor(square(b, column, p)), t);
+        if (p + t == 0)
+          wgmma_rows<T, true>(d, own[p][t], columns);
+        else
+          wgmma_rows<T>(d, own[p][t], columns);
+      }
+    return;
+  }
+#endif
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p) {
+#if !QUASAR_WGMMA
+    Operand rows;
+    load_operand(rows, square(a, row, p), warp, lane);
+#endif
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      float x[2][4];
-      unpack_tiles<T>(a[i][t], x);
+#if QUASAR_WGMMA
+      const u64 rows = at_columns(tile_descriptor(square(a, row, p)), t);
+      const u64 columns = at_columns(tile_descriptor(square(b, column, p)), t);
+      if (p + t == 0)
+        wgmma_tile<T, true>(d, rows, columns);
+      else
+        wgmma_tile<T>(d, rows, columns);
+#else
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] *= factor[e >> 1];
-      split<T>(x, high[t], low[t]);
+      for (int j = 0; j < 4; ++j) {
+        u32 x[4];
+        load_rows(x, pair_address(square(b, column, p) + j * CHUNK_BYTES, lane) ^ 32 * t);
+        mma<T>(d[2 * j], rows[t], x[0], x[1]);
+        mma<T>(d[2 * j + 1], rows[t], x[2], x[3]);
+      }
+#endif
     }
-    open_products();
-#pragma unroll
-    for (int p = 0; p < PANELS; ++p) {
-      add_by_columns<T>(d[p], high, square(b, i, p), lane);
-      add_by_columns<T>(d[p], low, square(b, i, p), lane);
-    }
-    close_products();
-    finish_products(d);
   }
 }
 
@@ -148,11 +184,11 @@ __device__ __forceinline__ void scale_rows(Rows64 (&d)[PANELS], const float (&fa
       for (int e = 0; e < 4; ++e) d[p][m][e] *= factor[e >> 1];
 }
 
-// Calls f(r, element of d, element of x) for this warp's rows of the matrix x at `row`; r is the
+// Calls f(r, element of x, elements of d) for this warp's rows of the matrix x at `row`; r is the
 // lane's row, 0 or 1.
-template <Scalar T, class F>
-__device__ __forceinline__ void for_each_pair(Rows64 (&d)[PANELS], u32 x, int row, int warp,
-                                              int lane, const F& f) {
+template <Scalar T, class F, class... Accumulators>
+__device__ __forceinline__ void for_each_pair(u32 x, int row, int warp, int lane, const F& f,
+                                              Accumulators&... d) {
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll
@@ -161,124 +197,66 @@ __device__ __forceinline__ void for_each_pair(Rows64 (&d)[PANELS], u32 x, int ro
       load_rows(rows, row_address(square(x, row, p) + (warp & 3) * CHUNK_BYTES, lane) ^ 32 * t);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float (&pair)[4] = d[p][2 * t + (i >> 1)];
         float left, right;
         unpack<T>(rows[i], left, right);
-        f(i & 1, pair[2 * (i & 1)], left);
-        f(i & 1, pair[2 * (i & 1) + 1], right);
+        f(i & 1, left, d[p][2 * t + (i >> 1)][2 * (i & 1)]...);
+        f(i & 1, right, d[p][2 * t + (i >> 1)][2 * (i & 1) + 1]...);
       }
     }
 }
 
-// For this lane's two tokens, the sum over channels of d times the matrix x at `row`.
-template <Scalar T>
-__device__ __forceinline__ void compute_row_products(float (&out)[2], Rows64 (&d)[PANELS], u32 x,
-                                                     int row, int warp, int lane) {
-  out[0] = out[1] = 0.f;
-  for_each_pair<T>(d, x, row, warp, lane,
-                   [&](int r, float at, float other) { out[r] += at * other; });
+// Adds up the sums of the four lanes that share this lane's two rows.
+__device__ __forceinline__ void add_in_quad(float (&sum)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    out[r] += __shfl_xor_sync(ALL, out[r], 1);
-    out[r] += __shfl_xor_sync(ALL, out[r], 2);
+    sum[r] += __shfl_xor_sync(ALL, sum[r], 1);
+    sum[r] += __shfl_xor_sync(ALL, sum[r], 2);
   }
 }
 
-// d += diag(factor) x, with the rows of the matrix x at `row`
-template <Scalar T>
-__device__ __forceinline__ void add_scaled_rows(Rows64 (&d)[PANELS], const float (&factor)[2],
-                                                u32 x, int row, int warp, int lane) {
-  for_each_pair<T>(d, x, row, warp, lane,
-                   [&](int r, float& at, float other) { at += factor[r] * other; });
-}
-
-// d[p] += a b over the 64 rows of b at `row`
+// d[p] += a b over the 64 rows of b at `row`; like multiply_rows asynchronous
 template <Scalar T>
 __device__ __forceinline__ void add_tokens(Rows64 (&d)[PANELS], const Operand& a, u32 b, int row,
                                            int lane) {
-  open_products();
 #pragma unroll
   for (int p = 0; p < PANELS; ++p) add_by_columns<T>(d[p], a, square(b, row, p), lane);
-  close_products();
-  finish_products(d);
 }
-
-// d = a b^T, with the 64 rows of b at `row`
-template <Scalar T>
-__device__ __forceinline__ void compute_scores(Rows64& d, const OperandRows& a, u32 b, int row,
-                                               int lane) {
-  open_products();
-  add_by_rows<T, true>(d, a[0], square(b, row, 0), lane);
-#pragma unroll
-  for (int p = 1; p < PANELS; ++p) add_by_rows<T, false>(d, a[p], square(b, row, p), lane);
-  close_products();
-  finish_products(d);
-}
-
-// A compile-time row of squares, so that loops over squares unroll.
-template <int VALUE>
-struct Fixed {
-  __device__ __forceinline__ constexpr operator int() const { return VALUE; }
-};
 
 enum class Mask { all, lower, strictly_lower, upper, strictly_upper };
 
-// Copies two tiles of a product's 16 rows, from column 16 t on, with zeros outside of MASK. The
-// first row's token is `ahead` tokens after the first column's.
+// Copies two tiles of a product's 16 rows, from column 16 t on, times `factors` and `factor`, with
+// zeros outside of MASK, where the first row and the first column have the same token.
 template <Mask MASK>
 __device__ __forceinline__ void mask_entries(float (&out)[2][4], const Rows64& x, int t,
-                                             float factor, int ahead, int warp, int lane) {
-  const int row = ahead + (warp & 3) * 16 + (lane >> 2) - 2 * (lane & 3);
+                                             const float (&factors)[2][4], float factor, int warp,
+                                             int lane) {
+  const int row = (warp & 3) * 16 + (lane >> 2) - 2 * (lane & 3);
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int below = row + 8 * (e >> 1) - 16 * t - 8 * n - (e & 1);  // 0 on the diagonal
-      const bool keep = MASK == Mask::all || (MASK == Mask::lower && (ahead > 0 || below >= 0)) ||
-                        (MASK == Mask::strictly_lower && (ahead > 0 || below > 0)) ||
-                        (MASK == Mask::upper && (ahead < 0 || below <= 0)) ||
-                        (MASK == Mask::strictly_upper && (ahead < 0 || below < 0));
-      out[n][e] = keep ? factor * x[2 * t + n][e] : 0.f;
+      const bool keep = MASK == Mask::all || (MASK == Mask::lower && below >= 0) ||
+                        (MASK == Mask::strictly_lower && below > 0) ||
+                        (MASK == Mask::upper && below <= 0) ||
+                        (MASK == Mask::strictly_upper && below < 0);
+      out[n][e] = keep ? factor * factors[n][e] * x[2 * t + n][e] : 0.f;
     }
-}
-
-// the same for all columns, as an operand
-template <Scalar T, Mask MASK>
-__device__ __forceinline__ void pack_entries(Operand& out, const Rows64& x, float factor, int ahead,
-                                             int warp, int lane) {
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    float kept[2][4];
-    mask_entries<MASK>(kept, x, t, factor, ahead, warp, lane);
-    pack_tiles<T>(out[t], kept[0], kept[1]);
-  }
-}
-
-// the same as the sum of two operands
-template <Scalar T, Mask MASK>
-__device__ __forceinline__ void split_entries(Operand& high, Operand& low, const Rows64& x,
-                                              float factor, int ahead, int warp, int lane) {
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    float kept[2][4];
-    mask_entries<MASK>(kept, x, t, factor, ahead, warp, lane);
-    split<T>(kept, high[t], low[t]);
-  }
 }
 
 // Returns the diagonal entries of rows g and g + 8 of this warp's 16.
 __device__ __forceinline__ void extract_diagonal(float (&out)[2], const Rows64& x, int warp,
                                                  int lane) {
-  float low = 0.f, high = 0.f;
+  u32 low = 0, high = 0;
 #pragma unroll
-  for (int w = 0; w < 4; ++w)
-    if (w == (warp & 3)) {
-      low = lane & 4 ? x[2 * w][1] : x[2 * w][0];
-      high = lane & 4 ? x[2 * w + 1][3] : x[2 * w + 1][2];
-    }
+  for (int w = 0; w < 4; ++w) {  // a branch would let the compiler index x, in local memory
+    const u32 own = w == (warp & 3) ? ALL : 0;
+    low |= own & __float_as_uint(lane & 4 ? x[2 * w][1] : x[2 * w][0]);
+    high |= own & __float_as_uint(lane & 4 ? x[2 * w + 1][3] : x[2 * w + 1][2]);
+  }
   const int owner = (lane & 28) | (lane >> 3);  // a lane with the same row
-  out[0] = __shfl_sync(ALL, low, owner);
-  out[1] = __shfl_sync(ALL, high, owner);
+  out[0] = __uint_as_float(__shfl_sync(ALL, low, owner));
+  out[1] = __uint_as_float(__shfl_sync(ALL, high, owner));
 }
 
 // Fills a checkpoint from an fp32 state [S, S], keys' channels first, or with zeros.
@@ -293,9 +271,26 @@ __device__ __forceinline__ void fill_checkpoint(u32 to, const float* state) {
   }
 }
 
-// stores 16 rows of S columns as this warp's rows of a matrix
-__device__ __forceinline__ void store_matrix_rows(u32 to, const OperandRows& x, int row, int warp,
-                                                  int lane) {
+// 16 rows of S columns, times `factor`, as operands
+template <Scalar T>
+__device__ __forceinline__ void pack_rows(Operand (&out)[PANELS], const Rows64 (&x)[PANELS],
+                                          float factor) {
+#pragma unroll
+  for (int p = 0; p < PANELS; ++p)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      float scaled[2][4];
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scaled[n][e] = factor * x[p][2 * t + n][e];
+      pack_tiles<T>(out[p][t], scaled[0], scaled[1]);
+    }
+}
+
+// stores them as this warp's rows of a matrix
+__device__ __forceinline__ void store_matrix_rows(u32 to, const Operand (&x)[PANELS], int row,
+                                                  int warp, int lane) {
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll
