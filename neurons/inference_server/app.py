@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation, Job
 from neurons.runtime.addresses import client_of, parse_ip
-from neurons.runtime.client_address import ClientAddress
+from neurons.runtime.middleware import BodyLimit, ClientAddress
 from neurons.runtime.observe import get_logger
 from neurons.wire.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.protocol import HOTKEY_HEADER
@@ -35,15 +35,15 @@ log = get_logger("inference")
 
 PROBLEMS = 3
 """Maximum number of problems with a request's body that an error lists."""
+MAX_BODY_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a request."""
+    """Limits of a request, in tokens."""
 
-    prompt: int  # tokens
-    new: int  # tokens to generate
-    body: int = 2**20  # bytes
+    prompt: int
+    new: int  # to generate
 
 
 class ValidatorRequests:
@@ -116,6 +116,7 @@ def create_app(
         decoding.stop()
 
     app = FastAPI(title="QUASAR inference server", lifespan=lifespan)
+    app.add_middleware(BodyLimit, most=MAX_BODY_BYTES)
     app.add_middleware(
         ClientAddress, trusted=trusted_proxies, log=log, effect="all clients behind it count as one"
     )
@@ -163,9 +164,12 @@ def create_app(
 async def _queued(
     request: Request, decoding: Decoding, limits: Limits, signed: ValidatorRequests
 ) -> Job:
-    """Check the request and put it into the queue."""
+    """Check the request and put it into the queue; raise a 499 if the client disconnects."""
     decoder = _ready(decoding)
-    data = await _read(request, limits.body)
+    try:
+        data = await request.body()
+    except ClientDisconnect:
+        raise HTTPException(499, GONE) from None
     body = _checked(_parsed(data), decoder, limits)
     host = request.client.host if request.client else ""
     ip = parse_ip(host)
@@ -188,19 +192,6 @@ def _ready(decoding: Decoding) -> Decodes:
 
 def _later(reason: str, seconds: int) -> HTTPException:
     return HTTPException(503, reason, headers={"Retry-After": str(seconds)})
-
-
-async def _read(request: Request, most: int) -> bytes:
-    """Return the body; raise a 413 once it exceeds `most` bytes, and a 499 after a disconnect."""
-    data = bytearray()
-    try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > most:
-                raise HTTPException(413, f"Request body is larger than {most} bytes")
-    except ClientDisconnect:
-        raise HTTPException(499, GONE) from None
-    return bytes(data)
 
 
 def _parsed(data: bytes) -> InferenceRequest:

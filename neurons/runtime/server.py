@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from harness.files import write_atomically
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.heartbeat import notify
+from neurons.runtime.middleware import OneLength
 
 BACKLOG = 128
 """Connections that Linux queues until the server accepts them."""
@@ -47,26 +47,6 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
     # Without it, a reply's body waits up to 40 ms until the client acknowledges the head.
     place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return place
-
-
-class OneLength:
-    """Answers a request with both Content-Length and Transfer-Encoding with 400, and closes.
-
-    Server and proxy may use different ones; one of them would then see the end of the body as a
-    further request.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        names = {name for name, _ in scope.get("headers", ())}
-        if {b"content-length", b"transfer-encoding"} <= names:
-            detail = "A request has Content-Length or Transfer-Encoding, not both"
-            refusal = JSONResponse({"detail": detail}, 400, {"Connection": "close"})
-            await refusal(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
 
 class Server(uvicorn.Server):

@@ -1,21 +1,15 @@
-"""The application: its routes and its middleware.
-
-Each request passes `ClientAddress`, `AccessLog` and `BodyLimit` before its route.
-"""
+"""The application: its routes, its middleware, and its reads of the chain."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neurons.runtime.client_address import ClientAddress
 from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
+from neurons.runtime.middleware import AccessLog, BodyLimit, ClientAddress
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.api import Api
 from neurons.validator_api.routes import miners, pages, public, validators
@@ -39,7 +33,6 @@ GROUPS = [
 """The groups of the API's calls in the order of the page /docs."""
 
 log = get_logger("validator_api")
-access_log = get_logger("validator_api.access")
 
 
 def create_app(api: Api) -> FastAPI:
@@ -64,8 +57,8 @@ def create_app(api: Api) -> FastAPI:
         openapi_tags=GROUPS,
     )
     app.state.api = api
-    app.add_middleware(BodyLimit)
-    app.add_middleware(AccessLog)
+    app.add_middleware(BodyLimit, most=MAX_BODY_BYTES)
+    app.add_middleware(AccessLog, log=get_logger("validator_api.access"))
     app.add_middleware(
         ClientAddress,
         trusted=api.settings.trusted_proxies,
@@ -88,57 +81,3 @@ async def _follow_chain(api: Api) -> None:
         except Exception:  # a malformed answer must not stop this loop
             log.exception("the chain's answer could not be read")
         await asyncio.sleep(api.chain_seconds)
-
-
-class BodyLimit:
-    """Refuses a body of more than `MAX_BODY_BYTES` with 413, with or without a Content-Length."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > MAX_BODY_BYTES:
-                raise HTTPException(413, f"Request body is larger than {MAX_BODY_BYTES} bytes")
-            return message
-
-        await self._app(scope, counted, send)
-
-
-class AccessLog:
-    """Logs method, path, status, duration and address; never headers, query or body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = 500
-        start = time.perf_counter()
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        finally:
-            quiet = scope["method"] == "GET" and status < 400
-            write = access_log.debug if quiet else access_log.info
-            write(
-                "request",
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                ms=round(1000 * (time.perf_counter() - start), 1),
-                client=(scope.get("client") or ("",))[0],
-            )
