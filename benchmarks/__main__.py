@@ -16,11 +16,13 @@ CASES = Path(__file__).with_name("cases")
 REMOVED = {
     "claim_proof": "scripts/local_validator.py FORK --claim TOKENS_PER_SEC",
     "gpu_tests": "python -m pytest tests/gpu --junitxml FILE",
-    "learned_recall": "python -m benchmarks recall",
+    "learned_recall": "python -m quasar_kernels.blocks.language",
     "learned_text": "python -m quasar_kernels.blocks.language",
     "nsight": "Nsight Compute's command of docs/tuning-a-kernel.md",
+    "recall": "python -m quasar_kernels.blocks.language",
+    "sanitizer": "compute-sanitizer's command of docs/tuning-a-kernel.md",
 }
-"""Cases of version 0.2 with what replaces them; their names go after version 0.3."""
+"""Replacements of the cases that existed in 0.2.0; version 0.4 removes this table."""
 
 
 def descriptions() -> dict[str, str]:

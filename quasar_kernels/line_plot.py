@@ -14,9 +14,8 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-WIDTH, HEIGHT, SMALL_HEIGHT, NARROW = 640, 400, 190, 320
-"""In pixels: a chart's width, a single panel's height, and each panel's height if there are several
-and width if there are several columns."""
+WIDTH, HEIGHT, SMALL_HEIGHT = 640, 400, 190
+"""In pixels: a chart's width, a single panel's height, and each panel's height if there are several."""
 LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
 """Space for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
 LETTERS, LETTER = 14, 8.8
@@ -107,26 +106,20 @@ def panel_plot(
     panels: Sequence[Panel],
     x: Scale = LOG,
     y: Scale = LOG,
-    columns: int = 1,
 ) -> str:
-    """Return the SVG of panels over the same axes.
-
-    Args:
-        columns: number of columns of panels. With two or more, lines have no labels.
-    """
+    """Return the SVG of panels over the same axes."""
     every = [line for panel in panels for line in panel.lines]
     longest = max(len(line.label) for line in every)
-    right = 28.0 if columns > 1 else 14 + KEY + 6 + LETTER * longest
-    width = WIDTH if columns == 1 else NARROW
+    right = 14 + KEY + 6 + LETTER * longest
     height = HEIGHT if len(panels) == 1 else SMALL_HEIGHT
     head = TITLE if any(panel.title for panel in panels) else 0
-    whole = TOP + -(-len(panels) // columns) * (head + height) + BOTTOM
+    whole = TOP + len(panels) * (head + height) + BOTTOM
     points = [point for line in every for point in line.points]
-    across = _axis([p[0] for p in points], x, LEFT, width - right)
+    across = _axis([p[0] for p in points], x, LEFT, WIDTH - right)
     down = _axis([p[1] for p in points], y, height - 8, 8)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * columns}" height="{whole}" '
-        f'viewBox="0 0 {width * columns} {whole}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{whole}" '
+        f'viewBox="0 0 {WIDTH} {whole}" font-family="sans-serif" '
         f'font-size="{LETTERS}">',
         f"<title>{escape(title)}</title>",
         f"<style>{STYLE}</style>",
@@ -135,19 +128,15 @@ def panel_plot(
         f'<text x="4" y="20" font-weight="bold">{escape(title)}</text>',
     ]
     for n, panel in enumerate(panels):
-        row, column = divmod(n, columns)
         others = [line for other in panels if other is not panel for line in other.lines]
-        parts.append(
-            f'<g transform="translate({column * width} {TOP + head + row * (head + height)})">'
-        )
-        parts += _grid(across, down, last=n + columns >= len(panels))
+        parts.append(f'<g transform="translate(0 {TOP + head + n * (head + height)})">')
+        parts += _grid(across, down, last=n + 1 == len(panels))
         if panel.title:
             parts.append(f'<text x="{LEFT}" y="-3">{escape(panel.title)}</text>')
         parts += _lines(panel.lines, others, across, down)
-        if columns == 1:
-            parts += _labels(panel.lines, across, down)
+        parts += _labels(panel.lines, across, down)
         parts.append("</g>")
-    middle = (LEFT + width - right) / 2 if columns == 1 else width * columns / 2
+    middle = (LEFT + WIDTH - right) / 2
     parts += [
         f'<text x="{middle:g}" y="{whole - 8}" text-anchor="middle">{escape(x_label)}</text>',
         f'<text transform="translate(14 {(TOP + whole - BOTTOM) / 2:g}) rotate(-90)" '

@@ -53,7 +53,5 @@ step delta_rule_training delta-rule-training
 step kda kda
 step wkv6 wkv6
 step mechanisms mechanisms
-step recall recall
-step sanitizer sanitizer
 echo 'Now: python -m benchmarks.report'
 exit "$status"

@@ -22,7 +22,6 @@ INTERNAL = {
     "neurons.runtime.identity": "a child process that calls the chain",
     "neurons.runtime.child": "runs another module",
     "benchmarks.cases.validator_loop": "a validator's script, as it is",
-    "benchmarks.cases.sanitizer": "plants a fault in a child process",
     "benchmarks.engine.processes": "calls a function for another command",
 }
 """Modules that users do not start, and why."""

@@ -4,20 +4,15 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.models.model import Model, recall_loss
-from benchmarks.models.task import Task, draw
-from benchmarks.models.ways import shard
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
+from tests.model import Batch, Model, QuasarAttention, Task
 
-mount()
-
-from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar.layer import graphs  # noqa: E402
+from fla.ops.quasar.layer import graphs  # isort: skip # tests.model mounts it
 
 STEPS = 5
 
@@ -46,16 +41,18 @@ def take_steps(device, task: Task, width: int, heads: int, way: str) -> Steps:
     if way == "ddp":
         run = DistributedDataParallel(model)
     elif way == "fsdp":
-        shard(model, device, MixedPrecisionPolicy())
+        mesh = init_device_mesh(device.type, (world,))
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh)
     parameters = dict(model.named_parameters())
     before = {name: whole(p) for name, p in parameters.items()}
     optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
     for step in range(STEPS):
-        batch = draw(task, step, device)
+        batch = Batch.draw(task, step, device)
         for part in (batch.part(half, 2) for half in mine):
             with torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
                 logits = run(part.tokens, part.places)
-            (recall_loss(logits, part.answers) / len(mine)).backward()
+            (part.loss(logits) / len(mine)).backward()
         if step == 0:
             first = {name: whole(p.grad) for name, p in parameters.items()}
         optimizer.step()

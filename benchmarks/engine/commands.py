@@ -1,20 +1,16 @@
-"""A case's command line, progress messages, and subprocesses with a time limit."""
+"""A case's command line and its progress messages."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from benchmarks.engine.limits import missed
-from benchmarks.engine.results import ROOT, Run, write
+from benchmarks.engine.results import write
 from quasar_kernels.arguments import Parser
 
 _START = time.perf_counter()
@@ -28,7 +24,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
 
     - `options(parser)` adds arguments.
     - `file_of(run, out)` returns the file of a run, if there are several.
-    - `limits(run)` yields criteria, or `misses(run)` returns a line for each missed limit.
+    - `limits(run)` yields criteria.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
@@ -47,16 +43,10 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
         printed = len(run.entries)
     if run is None:
         return 1
-    lines = misses(case, run)
+    lines = missed(case.limits(run)) if hasattr(case, "limits") else []
     for line in lines:
         print(f"misses its limit: {line}")
     return int(bool(lines) and getattr(case, "FAILS", False))
-
-
-def misses(case: ModuleType, run: Run) -> list[str]:
-    if hasattr(case, "misses"):
-        return list(case.misses(run))
-    return missed(case.limits(run)) if hasattr(case, "limits") else []
 
 
 def fork_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -74,31 +64,3 @@ def device_option(parser: argparse.ArgumentParser) -> None:
 def progress(text: object) -> None:
     """Print progress to stderr, with the seconds since the start."""
     print(f"{time.perf_counter() - _START:6.1f} s  {text}", file=sys.stderr, flush=True)
-
-
-def run_for(
-    seconds: float, command: Sequence[str], env: Mapping[str, str] | None = None
-) -> tuple[str, int | None]:
-    """Run a command in the project's folder; return its output on both streams and its status.
-
-    After `seconds` the command and its children are killed, and the status is None.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        return process.communicate(timeout=seconds)[0], process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its children also hold the pipe open
-        return process.communicate()[0], None
-
-
-def python(module: str, *arguments: Any) -> list[str]:
-    """Return the command that runs a module of this project with this interpreter."""
-    return [sys.executable, "-m", module, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""docs/results/kernels.md and its plot: the operator, and its kernels under compute-sanitizer."""
+"""docs/results/kernels.md and its plot: the operator's kernels."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from benchmarks.engine import limits
-from benchmarks.engine.commands import misses
 from benchmarks.engine.results import DATA, Run, load
 from benchmarks.report import layer
 from benchmarks.report.layer import load_runs
@@ -99,16 +98,8 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("settings", "confirm_seconds", 61.0, {}, "confirming what was measured"),
         ("agreement", "figures/validator", 1.0, {"tokens": 100_000}, "loop apart"),
     ],
-    "recall": [
-        ("trainings", "figures/recall", 0.98, {"by": "ddp"}, "512 tokens, ddp: 0.98, limit 0.99")
-    ],
     "inference": [
         ("ways", "figures/tokens_per_sec", 1.0, {"by": "server"}, "generate's with a static cache")
-    ],
-    "sanitizer": [
-        ("tools", "figures/findings", 2, {"by": "racecheck"}, "racecheck: 2 findings"),
-        ("tools", "failure", "layer was cut off", {"by": "memcheck"}, "memcheck: layer was cut"),
-        ("tools", "by", "another", {"by": "initcheck"}, "initcheck was not run"),
     ],
     "../honesty": [
         ("shapes", "figures/refuted", 0.5, {}, "refuted: 0.5, limit 0.0001"),
@@ -119,7 +110,7 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
 
 
 def missed(run: Run) -> set[str]:
-    return set(misses(import_module(f"benchmarks.cases.{run.case}"), run))
+    return set(limits.missed(import_module(f"benchmarks.cases.{run.case}").limits(run)))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +147,6 @@ def test_processes_of_the_layer_beyond_their_limit_are_named(tree, tokens, figur
     assert text in line
 
 
-@pytest.mark.parametrize(
-    "name", ["operator", "operator_training", "recall", "sanitizer", "../honesty"]
-)
+@pytest.mark.parametrize("name", ["operator", "operator_training", "../honesty"])
 def test_committed_runs_that_keep_every_limit(name: str) -> None:
     assert missed(load(DATA / f"{name}.json")) == set()

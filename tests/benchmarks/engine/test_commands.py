@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.__main__ import REMOVED, descriptions, main
 from benchmarks.engine.commands import run_case
+from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, load
 from tests.benchmarks.runs import run_of
 from tests.processes import run_python
@@ -31,7 +32,7 @@ def case() -> ModuleType:
             if args.least < 0:
                 raise RuntimeError("the GPU is gone")
 
-    vars(module).update(options=options, measure=measure, misses=lambda _: ["n: 1, limit 0"])
+    vars(module).update(options=options, measure=measure, limits=lambda _: [Criterion("n", 1, 0)])
     return module
 
 
@@ -54,7 +55,7 @@ def test_an_interrupted_run_keeps_its_entries(case: ModuleType, tmp_path: Path) 
 
 def test_the_cases_are_listed_and_an_unknown_one_is_refused() -> None:
     listed = run_python("-m", "benchmarks", "--help").stdout
-    for name in ("delta_rule", "layer", "operator", "sanitizer"):
+    for name in ("delta_rule", "layer", "operator"):
         assert f"\n  {name} " in listed
     assert "layer_calls" not in listed
     done = run_python("-m", "benchmarks", "no_such_case")

@@ -6,16 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.models.processes import in_group
-from benchmarks.models.task import Task
-from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
+from tests.gpu.groups import in_group
+from tests.model import QuasarAttention, Task
 from tests.quasar_kernels.layer.steps import step
 from tests.training_steps import assert_same, take_steps
-
-mount()
-
-from fla.layers.quasar import QuasarAttention  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +29,7 @@ TWO = pytest.mark.skipif(
 @pytest.mark.parametrize("task", [SHORT, LONG], ids=["short", "long"])
 def test_groups_compute_the_steps_of_one_process(way, world, task):
     wanted = take_steps(torch.device("cuda", 0), task, 512, 8, "alone")
-    found = in_group(world, "cuda", take_steps, task, 512, 8, way)
+    found = in_group(world, take_steps, task, 512, 8, way)
     assert_same(found, wanted, first=1e-5, moved=2e-2)
     if task is SHORT:
         assert wanted.graphs
@@ -91,6 +86,6 @@ def replayed(layer, x, context):
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=TWO)])
 def test_ranks_share_a_sequence(world):
-    for saved, repeated in in_group(world, "cuda", slice_errors, [8192, 131_172]):
+    for saved, repeated in in_group(world, slice_errors, [8192, 131_172]):
         assert saved == repeated  # the results are equal bit for bit
         assert max(saved.values()) <= 2e-2, saved
