@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 WIDTH, HEIGHT, SMALL_HEIGHT = 640, 400, 190
-"""In pixels: a chart's width, a single panel's height, and each panel's height if there are several."""
+"""In pixels: a chart's width, and the height of a single panel and of each of several panels."""
 LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
 """Space for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
 LETTERS, LETTER = 14, 8.8
