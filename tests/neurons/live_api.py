@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from bittensor.sp_core import Keypair
+from pydantic import BaseModel
 
 from neurons.runtime.identity import Identity
 from neurons.runtime.network import certificates
@@ -26,6 +27,12 @@ FORK = "https://github.com/alice/flash-linear-attention"
 COMMIT = "a" * 40
 BLOCKS = 3
 JSON = {"Content-Type": "application/json"}
+BOUND: dict[str, type[BaseModel]] = {
+    "/submit_kernel": protocol.SubmitRequest,
+    "/commit_submission": protocol.CommitRequest,
+    "/reveal_submission": protocol.RevealRequest,
+}
+"""Bodies that a miner signs."""
 
 
 class Clock:
@@ -164,6 +171,13 @@ def revelation(
     body = submission(key, fork=fork)
     del body["target_sequence_length"]
     return {**body, "submission_id": submission_id, "commitment_salt": salt}
+
+
+def bound(key: Hotkey, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body in version 2, with the hotkey's signature of all fields."""
+    body = body | {"signature": "-", "version": 2}
+    text = protocol.bound_text(route, BOUND[route](**body))
+    return body | {"signature": key.sign(text)}
 
 
 @contextmanager

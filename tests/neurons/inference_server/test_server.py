@@ -375,22 +375,19 @@ def test_the_memory_of_served_clients_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "unnamed", "accepted"),
-    [(MINER, False, True), ("", False, False), ("", True, True), (OTHER, True, False)],
+    ("named", "miner", "unnamed", "accepted"),
+    [
+        *((MINER, MINER, False, True), ("", MINER, False, False), ("", MINER, True, True)),
+        *((OTHER, MINER, True, False), ("", None, False, False)),
+    ],
 )
-def test_a_signature_counts_only_for_the_miner_that_it_names(named, unnamed, accepted):
+def test_a_signature_counts_only_for_the_miner_that_it_names(named, miner, unnamed, accepted):
     """A miner that a validator checks can send the request on to another miner's server."""
     key, body = Hotkey("//Bob"), b"{}"
     headers = signed_headers(key, "POST", "/inference", body, time.time(), named)
-    requests = ValidatorRequests((key.hotkey,), MINER, unnamed=unnamed)
+    requests = ValidatorRequests((key.hotkey,), miner, unnamed=unnamed)
     assert requests.accept("/inference", headers, body) is accepted
     assert not requests.accept("/inference", headers, body)
-
-
-def test_a_server_whose_miner_is_unknown_accepts_no_signature() -> None:
-    key = Hotkey("//Bob")
-    headers = signed_headers(key, "POST", "/inference", b"", time.time())
-    assert not ValidatorRequests((key.hotkey,)).accept("/inference", headers, b"")
 
 
 def test_a_validator_names_the_miner_and_signs_no_request_to_its_own_server(url, monkeypatch):

@@ -234,11 +234,14 @@ def test_doctor_finds_no_failure_of_this_machine(command: Command, state: str) -
     assert "no .env: the whole job runs on this machine" in done.stdout
 
 
-def test_no_torch_and_no_bittensor_in_this_process() -> None:
+def test_no_process_imports_torch_and_the_miner_no_bittensor() -> None:
     code = (
         "import sys, neurons.miner.__main__, neurons.miner.command_line.doctor\n"
         "import neurons.embedded.subnet\n"
-        "assert not {'torch', 'triton', 'fla', 'bittensor'} & set(sys.modules)"
+        "slow = {'torch', 'triton', 'fla'}\n"
+        "assert not {*slow, 'bittensor'} & set(sys.modules)\n"
+        "import neurons.validator.__main__, neurons.validator_api.__main__\n"
+        "assert not slow & set(sys.modules)"
     )
     done = run(entry=("-c", code))
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,7 @@ from tests.neurons.live_api import (
     submission,
 )
 from tests.neurons.validator.samples import Benches, Judge, make_fork, scores
-from tests.processes import HANG, is_alive, run_python, started, wait_for
+from tests.processes import HANG, is_alive, started, wait_for
 
 
 def test_revealed_submissions_are_judged_and_commitments_are_not(api, bench):
@@ -630,11 +630,3 @@ def test_an_unreachable_api_ends_one_pass_with_status_1(home, capsys, monkeypatc
     home.set(VALIDATOR_API_URL="http://127.0.0.1:1")
     assert main(["--once"]) == 1
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_torch_stays_out_of_the_validators_process() -> None:
-    code = (
-        "import sys, neurons.validator.__main__, neurons.validator_api.__main__\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'fla')))"
-    )
-    assert run_python("-c", code).returncode == 0

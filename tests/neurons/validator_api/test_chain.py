@@ -75,9 +75,3 @@ def test_only_hotkeys_of_the_subnet_may_submit(tmp_path: Path) -> None:
         assert api.refusal("/commit_submission", commitment(BOB), BOB) == refused
         body = {"hotkey": POOR.hotkey, "model_name": "Qwen", "league": "100k"}
         assert api.refusal("/register_miner", body, POOR) == refused
-
-
-def test_without_the_setting_the_chain_is_not_read(tmp_path: Path) -> None:
-    with serve(tmp_path) as api:
-        api.register(POOR)
-        api.submit(POOR, 5.0)

@@ -21,18 +21,12 @@ from pydantic import ValidationError
 from schemathesis import Case
 from schemathesis.core.result import Err
 
-from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest, bound_text
 from neurons.wire.signed_request import signed_headers
 from tests import postgresql
-from tests.neurons.live_api import ALICE, FORK, VALIDATOR, LiveApi, serve
+from tests.neurons.live_api import ALICE, BOUND, FORK, VALIDATOR, LiveApi, bound, serve
 from tests.processes import HANG
 
 EXAMPLES = int(os.environ.get("QUASAR_FUZZ_EXAMPLES", "5"))
-BOUND = {
-    "/submit_kernel": SubmitRequest,
-    "/commit_submission": CommitRequest,
-    "/reveal_submission": RevealRequest,
-}
 KNOWN = {
     "hotkey": ALICE.hotkey,
     "miner_hotkey": ALICE.hotkey,
@@ -94,8 +88,7 @@ def signed(case: Case, url: str) -> requests.PreparedRequest:
         if case.path in BOUND:
             body = {**body, "version": 2}
             with suppress(ValidationError):
-                text = bound_text(case.path, BOUND[case.path](**body))
-                body = {**body, "signature": ALICE.sign(text)}
+                body = bound(ALICE, case.path, body)
     written = case.method == "POST" and case.operation.body
     content = json.dumps(body, allow_nan=True, default=str).encode() if written else b""
     request = requests.Request(case.method, url + case.formatted_path, params=case.query or None)

@@ -15,7 +15,6 @@ from neurons.validator_api.competition.ranking import Ranked
 from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import ACTIVE, COMPLETED, Miner, Round, Submission
-from neurons.wire import rules
 from neurons.wire.protocol import HIGHEST_CLAIM
 from tests import postgresql
 from tests.neurons import live_api
@@ -97,19 +96,6 @@ def standing(storage: Storage) -> Iterator[Standing]:
 
 def order(ranked: list[Ranked]) -> list[int]:
     return [place.submission.id for place in ranked]
-
-
-def test_the_weighted_score_is_that_of_the_rules_at_every_bound(standing: Standing) -> None:
-    bounds = sorted({n + d for n, _, _ in rules.LEAGUES for d in (-1, 0, 1) if n + d > 0})
-    rows = [
-        row(number, "a", 1000.1 + 7 * number, target_sequence_length=length)
-        for number, length in enumerate(bounds, 1)
-    ]
-    expected = sorted(
-        rows,
-        key=lambda one: (-rules.weighted_score(one[2], one[3]["target_sequence_length"]), one[0]),
-    )
-    assert order(standing(rows)) == [one[0] for one in expected]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel
 
-from neurons.wire.protocol import (
-    CommitRequest,
-    RevealRequest,
-    SubmitRequest,
-    bound_commitment,
-    bound_text,
-)
+from neurons.wire.protocol import RevealRequest, bound_commitment
 from neurons.wire.signed_request import signed_headers
 from tests.neurons.live_api import (
     ALICE,
@@ -28,6 +21,7 @@ from tests.neurons.live_api import (
     Clock,
     Hotkey,
     LiveApi,
+    bound,
     commitment,
     revelation,
     serve,
@@ -40,11 +34,6 @@ VALIDATORS_ONLY = (
     *("/mark_validated", "/record_verification", "/record_failure", "/lift_ban"),
     *("/withdraw_submission", "/finalize_round/1", "/create_round"),
 )
-
-
-def bound(key: Hotkey, route: str, kind: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body with the signature of version 2, which covers all fields."""
-    return body | {"signature": key.sign(bound_text(route, kind(**body)))}
 
 
 def test_each_write_needs_headers_and_a_body_that_no_error_repeats(api: LiveApi) -> None:
@@ -318,7 +307,7 @@ def test_identical_submissions_of_a_round_are_one(api: LiveApi) -> None:
 
 def test_version_2_binds_all_of_a_submission(api: LiveApi) -> None:
     body = submission(ALICE) | {"version": 2}
-    signed = bound(ALICE, "/submit_kernel", SubmitRequest, body)
+    signed = bound(ALICE, "/submit_kernel", body)
     refused = (401, "Invalid signature")
     assert api.refusal("/submit_kernel", body, ALICE) == refused
     for change in ({"target_sequence_length": 10**6}, {"version": None}):
@@ -329,17 +318,17 @@ def test_version_2_binds_all_of_a_submission(api: LiveApi) -> None:
 def test_a_commitment_of_version_2_binds_commit_and_claim(api: LiveApi) -> None:
     claim = revelation(ALICE, 1)
     digest = bound_commitment("salt", 100_000, RevealRequest(**claim))
-    body = commitment(ALICE) | {"commitment_hash": digest, "version": 2}
-    committed = bound(ALICE, "/commit_submission", CommitRequest, body)
+    body = commitment(ALICE) | {"commitment_hash": digest}
+    committed = bound(ALICE, "/commit_submission", body)
     row = api.ok("/commit_submission", committed, ALICE)["submission_id"]
     api.pass_blocks(BLOCKS)
     path = "/reveal_submission"
-    honest = revelation(ALICE, row) | {"version": 2}
+    honest = revelation(ALICE, row)
     mismatch = (400, "Commitment verification failed. Hash mismatch.")
     for change in ({"commit_hash": "b" * 40}, {"tokens_per_sec": 9e9}, {"fork_url": f"{FORK}2"}):
-        other = bound(ALICE, path, RevealRequest, honest | change)
+        other = bound(ALICE, path, honest | change)
         assert api.refusal(path, other, ALICE) == mismatch
-    signed = bound(ALICE, path, RevealRequest, honest)
+    signed = bound(ALICE, path, honest)
     assert api.refusal(path, signed | {"vram_mb": 1.0}, ALICE) == (401, "Invalid signature")
     api.ok(path, signed, ALICE)
 

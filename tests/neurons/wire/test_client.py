@@ -31,18 +31,6 @@ from tests.servers import dripping, free_port, make_certificate
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
-def test_every_call_returns_its_message(client: ApiClient, fake_api: FakeValidatorApi) -> None:
-    assert (client.register("model", "100k").status, client.current_round().id) == ("registered", 1)
-    reply = client.commit(*COMMITMENT)
-    pending = client.pending_reveals()
-    assert pending.pending_reveals[0].submission_id == reply.submission_id
-    assert pending.pending_reveals[0].is_of(HOTKEY, "c" * 64)
-    assert client.submit(2048, CLAIM, 1).submission_id == 2
-    assert {row.id for row in client.queue(50).rows} == {1, 2}
-    assert [(row.hotkey, row.weight) for row in client.weights(1).weights] == [(HOTKEY, 0.6)]
-    assert list(client.weights(2).weights) == []
-
-
 def test_credentials_are_sent_only_to_signed_routes(client, fake_api):
     for call in every_call(client).values():
         with contextlib.suppress(Held, Retry):

@@ -99,18 +99,3 @@ def test_no_reply_takes_much_memory(number: int, ends: list[tuple[int, str]]) ->
         assert end.split() == [{"pending_reveals": "_Pending", "queue": "Queue"}[call], "0"]
     else:
         assert end.startswith(("ProtocolFault", "TooLarge", "Weights", "_Pending")), end
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])
-def test_a_compressed_reply_is_refused_before_it_is_read(encoding: str) -> None:
-    class Reply(Handler):
-        def serve(self) -> None:
-            asked.append(self.headers["Accept-Encoding"])
-            self.send(200, b"anything", {"Content-Encoding": encoding})
-
-    asked: list[str] = []
-    with serving(server := Server(Reply)):
-        done = run_python("-c", CHILD, server.url, '["pending_reveals"]')
-    [(_, end)] = json.loads(done.stdout)
-    assert end == f"ProtocolFault /pending_reveals answered with the encoding '{encoding}'"
-    assert set(asked) == {"identity"}

@@ -41,6 +41,14 @@ def test_row_10_a_number_that_is_not_finite_is_a_protocol_fault(client, fake_api
         client.weights(1)
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])
+def test_a_compressed_reply_is_refused_before_it_is_read(client, fake_api, encoding):
+    fake_api.faults["/pending_reveals"].append(Fault(200, "x", {"Content-Encoding": encoding}))
+    with pytest.raises(outcomes.ProtocolFault, match=f"with the encoding '{encoding}'"):
+        client.pending_reveals()
+    assert {one.headers["accept-encoding"] for one in fake_api.requests} == {"identity"}
+
+
 FOREIGN_ROWS: dict[str, dict[str, Any]] = {
     "a long address": {"fork_url": "https://example/" + "a" * 1_200_000},
     "not a number": {"tokens_per_sec": float("nan"), "id": float("inf")},
