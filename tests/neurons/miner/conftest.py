@@ -1,18 +1,13 @@
 """Fixtures of the miner's tests: a miner with a fake API, fork, benchmark and waits."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from neurons.miner import __main__ as command_line
 from neurons.miner.context import Context
 from neurons.miner.journal import Journal
-from tests.neurons.miner.miner_command import BARE, Command
 from tests.neurons.miner.parts import FakeBench, FakeFork, Miner, Waits, make_context
 
 
@@ -60,17 +55,3 @@ def path(tmp_path: Path) -> Path:
 def log(path: Path) -> Iterator[Journal]:
     with Journal(path) as journal:
         yield journal
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the miner's command line in this process, in the bare environment and `environ`."""
-
-    def run(*arguments: str, **environ: Any) -> Any:
-        capsys.readouterr()
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "environ", {**BARE, **environ})
-            status = command_line.main(list(arguments))
-        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
-
-    return run

@@ -13,7 +13,7 @@ import pytest
 from harness.source import tree_commit
 from neurons.miner import __main__ as miner
 from neurons.miner import cycle
-from neurons.miner.command_line import commands, machine_checks
+from neurons.miner.command_line import commands
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
@@ -148,6 +148,7 @@ def test_mistakes_exit_78_with_a_message(command, arguments, environ, message, s
     assert message in done.stderr
 
 
+@pytest.mark.usefixtures("no_software")
 def test_a_mistyped_setting_is_named_before_the_start_fails(command, tmp_path):
     file = tmp_path / ".env"
     file.write_text("CLAIM_HEADROM=0.1\nVALIDATOR_API_URL=http://127.0.0.1:9\nREPO_PATH=/none\n")
@@ -205,12 +206,6 @@ def test_a_person_releases_or_abandons_a_held_submission(command, name, end, sta
     with journal_in(state) as journal:
         assert journal.get(held.id).state is end
     assert "nothing is held" in command(name, STATE_DIR=state).stdout
-
-
-@pytest.fixture
-def no_software(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no child that imports torch."""
-    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
 
 
 @pytest.mark.usefixtures("no_software")

@@ -1,7 +1,6 @@
 """The environment's proxies and certificates, with a real proxy and real processes."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ from neurons.runtime.errors import EX_CONFIG, ConfigError
 from neurons.runtime.network import certificates, client_options
 from neurons.wire.client import ApiClient
 from tests.neurons.fake_validator_api import FakeValidatorApi, serve
-from tests.neurons.miner.miner_command import idle_environment, run
+from tests.neurons.miner.miner_command import idle_environment
 from tests.neurons.miner.parts import Key
 from tests.servers import Handler, Server, serving
 
@@ -137,15 +136,16 @@ def test_a_proxy_is_used_with_its_password(monkeypatch: pytest.MonkeyPatch) -> N
     [{"ALL_PROXY": "socks5h://127.0.0.1:9"}, {"SSL_CERT_FILE": "/nonexistent/certificates"}],
     ids=["proxy", "certificates"],
 )
-def test_the_miner_ends_with_one_sentence_and_78(tmp_path: Path, variables: dict[str, str]) -> None:
+@pytest.mark.usefixtures("no_software")
+def test_the_miner_ends_with_one_sentence_and_78(command, tmp_path, variables):
     given: dict[str, Any] = idle_environment(tmp_path) | variables
     given["VALIDATOR_API_URL"] = "https://api.example"
-    ended = run(**given)
+    ended = command(**given)
     assert ended.returncode == EX_CONFIG, ended
     (name,) = variables
     assert ended.stderr.splitlines()[-1].startswith(name), ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout
-    checked = run("doctor", **given)
+    checked = command("doctor", **given)
     assert checked.returncode == 1, checked
     assert f"failure  api           {name}" in checked.stdout
     assert "Traceback" not in checked.stderr + checked.stdout

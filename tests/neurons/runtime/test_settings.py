@@ -10,13 +10,16 @@ import pytest
 from dotenv import dotenv_values
 
 from neurons.embedded.settings import is_embedded
+from neurons.miner import __main__ as miner
 from neurons.runtime import env_example
 from neurons.runtime.errors import EX_CONFIG, ConfigError
 from neurons.runtime.loading import Process, Sources, read_env_file
 from neurons.runtime.settings import Settings
+from neurons.validator import __main__ as validator
+from neurons.validator_api import __main__ as validator_api
 from tests import PROJECT
 from tests.neurons.miner.miner_command import BARE
-from tests.processes import run, run_python
+from tests.processes import run
 
 NOTHING: dict[str, str] = {}
 HOTKEY = "5" + "F" * 47
@@ -270,33 +273,37 @@ def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
     assert Sources(env_file=Path("/dev/null"), environ=NOTHING).settings().netuid == 24
 
 
-COUNT_READS = """\
-import atexit, os, runpy, sys
-reads, path = [], os.environ["ENV_FILE"]
-sys.addaudithook(lambda event, args: event == "open" and args[0] == path and reads.append(args))
-atexit.register(lambda: print(f"{len(reads)} reads", file=sys.stderr))
-runpy.run_module(f"neurons.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
-"""
+WATCHED: dict[str, int] = {}
+"""How often each of these files was opened."""
 
 
+def count_reads(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and str(arguments[0]) in WATCHED:
+        WATCHED[str(arguments[0])] += 1
+
+
+sys.addaudithook(count_reads)
+
+
+@pytest.mark.usefixtures("no_software")
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("main", "arguments", "text"),
     [
-        (["miner", "status"], ""),
-        (["miner", "logs", "--no-follow"], ""),
-        (["miner", "doctor"], "NETUID=nothing\n"),  # finds the state folder although settings fail
-        (["miner", "status"], "NETUID=nothing\n"),
-        (["miner"], "NETUID=nothing\n"),
-        (["validator", "--once"], ""),  # ends because no API is set
-        (["validator_api"], "PORT=nothing\n"),
+        (miner.main, ["status"], ""),
+        (miner.main, ["logs", "--no-follow"], ""),
+        (miner.main, ["doctor"], "NETUID=nothing\n"),  # finds the state folder nevertheless
+        (miner.main, ["status"], "NETUID=nothing\n"),
+        (miner.main, [], "NETUID=nothing\n"),
+        (validator.main, ["--once"], ""),  # ends because no API is set
+        (validator_api.main, [], "PORT=nothing\n"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else value.strip() or "valid",
 )
-def test_a_process_reads_the_env_file_once(arguments, text, tmp_path):
+def test_a_process_reads_the_env_file_once(main, arguments, text, tmp_path, monkeypatch):
     path = env_file(tmp_path, f"STATE_DIR={tmp_path / 'state'}\nDEVICE=cpu\n{text}")
-    environ = {**BARE, "HOME": str(tmp_path), "ENV_FILE": str(path)}
-    ended = run_python("-c", COUNT_READS, *arguments, env=environ)
-    assert ended.stderr.endswith("1 reads\n"), ended.stdout + ended.stderr
+    monkeypatch.setattr(os, "environ", BARE | {"HOME": str(tmp_path), "ENV_FILE": str(path)})
+    WATCHED[str(path)] = 0
+    main(arguments)
+    assert WATCHED.pop(str(path)) == 1
 
 
 def test_printed_settings_contain_no_secrets() -> None:

@@ -1,7 +1,6 @@
 """`doctor --kernels` with real compilers and child processes, and with fake GPUs."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,16 @@ from neurons.miner.command_line.machine_checks import Finding
 from quasar_kernels import compile_failures as known
 from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
 from quasar_kernels.mount import mount
-from tests.neurons.miner.miner_command import run
+from tests.neurons.miner.miner_command import Command
 from tests.small_fla import install_small_fla
 
 NO_NVRTC = "NVRTC was not found"
 
 
-def _doctor(*arguments: str, **environ: Any) -> subprocess.CompletedProcess[str]:
-    return run("doctor", "--kernels", *arguments, **environ)
-
-
-def test_a_machine_without_gpu_and_nvrtc_gets_warnings(tmp_path: Path) -> None:
+def test_a_machine_without_gpu_and_nvrtc_gets_warnings(command: Command, tmp_path: Path) -> None:
     nowhere, small_fla = str(tmp_path / "libnvrtc.so"), install_small_fla(tmp_path / "fla")
     environ = {"QUASAR_NVRTC": nowhere, "PYTHONPATH": small_fla, "STATE_DIR": str(tmp_path)}
-    done = _doctor("--device", "cpu", **environ)
+    done = command("doctor", "--kernels", "--device", "cpu", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[1] for line in lines] == ["gpu", "nvrtc", "cpu", "cpu", "sm"]
@@ -38,9 +33,9 @@ def test_a_machine_without_gpu_and_nvrtc_gets_warnings(tmp_path: Path) -> None:
     assert "nothing was compiled for 8.0, 8.6, 8.9, 9.0, 10.0, 12.0" in lines[4]
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_failure(tmp_path: Path) -> None:
+def test_a_gpu_that_torch_cannot_use_is_a_failure(command: Command, tmp_path: Path) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": "", "STATE_DIR": str(tmp_path)}
-    done = _doctor("--device", "cuda", "--json", **hidden)
+    done = command("doctor", "--kernels", "--device", "cuda", "--json", **hidden)
     assert done.returncode == 1, done.stdout + done.stderr
     last = json.loads(done.stdout)[-1]
     assert (last["name"], last["level"]) == ("cuda", "failure")
