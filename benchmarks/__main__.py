@@ -15,12 +15,14 @@ from benchmarks.engine.commands import run_case
 CASES = Path(__file__).with_name("cases")
 REMOVED = {
     "claim_proof": "scripts/local_validator.py FORK --claim TOKENS_PER_SEC",
+    "delta_rule_training": "python -m benchmarks delta_rule",
     "gpu_tests": "python -m pytest tests/gpu --junitxml FILE",
     "learned_recall": "python -m quasar_kernels.blocks.language",
     "learned_text": "python -m quasar_kernels.blocks.language",
     "nsight": "Nsight Compute's command of docs/tuning-a-kernel.md",
     "recall": "python -m quasar_kernels.blocks.language",
     "sanitizer": "compute-sanitizer's command of docs/tuning-a-kernel.md",
+    "wkv6": "python -m benchmarks mechanisms --only rwkv6 rwkv6-fla",
 }
 """Replacements of the cases that existed in 0.2.0; version 0.4 removes this table."""
 

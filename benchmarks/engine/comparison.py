@@ -19,7 +19,6 @@ from benchmarks.engine.clocks import (
     eager_ms,
     free,
     graph_ms,
-    peak_bytes,
     poison,
     rested_ms,
     states_in_turn,
@@ -173,7 +172,6 @@ class Comparison(NamedTuple):
     exact: Exact
     checked_tokens: Mapping[Way, int]  # of the first sequence, compared with `exact`
     time: Callable[..., dict[str, float]] = timing
-    peak: bool = False  # whether to measure the memory of a call
 
     def entries(
         self,
@@ -203,12 +201,7 @@ class Comparison(NamedTuple):
                 call: Callable[[], object] = partial(function, x)  # without the engine's own work
                 if way != "forward":
                     call = partial(gradients, function, x, do)
-                memory: dict[str, float] = {}
-                if self.peak:
-                    call()
-                    inputs = torch.cuda.memory_allocated()
-                    memory["peak_bytes"] = inputs + peak_bytes(call)
-                figures = {**self.time(call, name in rested), **memory, "repeats": repeats}
+                figures = {**self.time(call, name in rested), "repeats": repeats}
             return {"figures": figures, "errors": errors}
 
         for name in names:

@@ -1,4 +1,4 @@
-"""docs/results/models.md: costs of each mechanism; rwkv6.md: those of WKV6."""
+"""docs/results/models.md: the costs of each mechanism."""
 
 from __future__ import annotations
 
@@ -157,7 +157,6 @@ def documents() -> dict[Path, str]:
     functions = (lines, details, decoding, absent, per_second)
     costs = run_of("mechanisms")
     return {
-        **page("rwkv6"),
         **page("models", **{function.__name__: function for function in functions}),
         RESULTS / "mechanisms-forward.svg": cost_plot(costs, WAYS[0]),
         RESULTS / "mechanisms-training.svg": cost_plot(costs, WAYS[1]),

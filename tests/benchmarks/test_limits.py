@@ -16,8 +16,6 @@ LEARNED = {"rule": "delta rule", "way": "forward and backward", "batch": 32, "to
 GATED = {"rule": "gated delta rule", "way": "forward", "tokens": 65_536}
 LARGE = {"rule": "gated delta rule", "way": "forward", "batch": 32, "tokens": 8192}
 TOKEN = {"rule": "delta rule", "batch": 64, "width": 64}
-WKV = {"way": "forward", "tokens": 65_536}
-WKV_LEARNED = {"way": "forward and backward", "tokens": 256}
 STEP = {"hidden_size": 512, "tokens": 65_536}
 CHANNELS = {"way": "forward and backward", "tokens": 16_384, "heads": 32}
 LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
@@ -54,11 +52,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("calls", "errors/g", 0.5, {"by": "triton", **CHANNELS}, "error of g"),
         ("calls", "figures/repeats", False, {"by": "triton", **CHANNELS}, "same bits"),
         ("decoding", "figures/graph_ms", 1e-4, {"by": "fla"}, "decoding of 64 sequences"),
-    ],
-    "wkv6": [
-        ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV}, "limit 1.5"),
-        ("calls", "errors/w", 0.5, {"by": "triton", **WKV_LEARNED}, "error of w"),
-        ("calls", "failure", "OutOfMemoryError: 9 GiB", {"by": "triton", **WKV}, "timed"),
     ],
     "layer-accuracy": [
         ("outputs", "errors/y", 9e-3, {}, "1,000 tokens, output against float64, relative RMS"),
