@@ -99,10 +99,6 @@ class Context:
         (self.waiter or partial(wait_unless, self.stop))(seconds)
 
     @property
-    def target(self) -> int | None:
-        return self.settings.target
-
-    @property
     def poll_seconds(self) -> float:
         """The seconds between two polls of the server."""
         return 1.0 if self.client.on_loopback else 15.0

@@ -88,7 +88,7 @@ def run_forever(
 
 def _tune(context: Context) -> None:
     """Look for faster kernels, once after each cycle and while no submission is live."""
-    last = context.journal.last_closed(context.identity.hotkey, context.target)
+    last = context.journal.last_closed(context.identity.hotkey, context.settings.target)
     if context.tuner and last and last.commit_hash and selection.live(context) is None:
         context.tuner.start(last.target_sequence_length)
 
@@ -260,7 +260,7 @@ class _Watch:
             return False
         self._failures = 0
         context.alerts.end("api", "away")
-        last = context.journal.last_closed(context.identity.hotkey, context.target)
+        last = context.journal.last_closed(context.identity.hotkey, context.settings.target)
         digest, mode = context.content_digest(), context.submission_mode
         if is_due(last, now, digest, mode):
             return True

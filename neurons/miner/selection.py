@@ -41,14 +41,14 @@ def current(context: Context) -> Submission:
 
 
 def live(context: Context) -> Submission | None:
-    return context.journal.live(context.identity.hotkey, context.target)
+    return context.journal.live(context.identity.hotkey, context.settings.target)
 
 
 def create(context: Context) -> Submission:
     """Create a submission; it repeats a premature commitment's claim if it can be sent directly."""
     settings, journal = context.settings, context.journal
     mode, now = context.submission_mode, context.now()
-    last = journal.last_closed(context.identity.hotkey, context.target)
+    last = journal.last_closed(context.identity.hotkey, context.settings.target)
     if (
         last is not None
         and last.never_revealed
@@ -61,11 +61,11 @@ def create(context: Context) -> Submission:
         draft = Submission(
             id=0,
             hotkey=context.identity.hotkey,
-            target_sequence_length=context.target or 0,  # with `auto`, the claim sets it
+            target_sequence_length=context.settings.target or 0,  # with `auto`, the claim sets it
             mode=mode,
             publish_at="before_commit" if mode == "direct" else settings.publish_at,
             api_url=context.client.base_url,
-            auto_target=context.target is None,
+            auto_target=context.settings.target is None,
             created_at=now,
             updated_at=now,
         )

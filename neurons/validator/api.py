@@ -14,8 +14,7 @@ from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.identity import Identity
 from neurons.runtime.observe import get_logger
 from neurons.wire import protocol
-from neurons.wire.body import Reply
-from neurons.wire.connection import Connection
+from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 
 QUEUE_PAGES = 1000

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import Identity
-from neurons.wire.body import ENCODING, check_encoding, check_size
-from neurons.wire.connection import TimeLimit
+from neurons.wire.connection import ENCODING, TimeLimit, check_encoding, check_size
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.outcomes import ProtocolFault
 from neurons.wire.protocol import QueuedSubmission, Verification

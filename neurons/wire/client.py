@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +14,7 @@ from pydantic import BaseModel, Field, field_validator
 from neurons.runtime.errors import Retry
 from neurons.runtime.identity import Identity
 from neurons.wire import protocol
-from neurons.wire.body import Reply
-from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query
+from neurons.wire.connection import REPLY_SECONDS, Connection, Query, Reply
 from neurons.wire.outcomes import ReadRefused, Refused, ReplyLost, ServerFault, Unreachable
 
 REQUESTS_A_MINUTE = 9
@@ -61,6 +61,25 @@ class Queue(protocol.Message):
         rows = self.recent_submissions
         numbers = [row.id if isinstance(row, protocol.QueuedSubmission) else row for row in rows]
         return [-1 if number is None else number for number in numbers]
+
+
+class Limiter:
+    """Allows at most `count` requests in any minute, and delays further ones by `wait`."""
+
+    def __init__(
+        self,
+        count: int,
+        wait: Callable[[float], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sent: deque[float] = deque(maxlen=count)
+        self._wait, self._clock = wait, clock
+
+    def __call__(self) -> None:
+        """Wait until a request may be sent, and count it."""
+        if len(self._sent) == self._sent.maxlen:
+            self._wait(max(0.0, self._sent[0] + 60.0 - self._clock()))
+        self._sent.append(self._clock())
 
 
 class ApiClient(Connection):

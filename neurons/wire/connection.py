@@ -1,36 +1,50 @@
 """The HTTP connection of the miner's and the validator's clients to the API.
 
-It accepts only safe addresses, and bounds and validates each reply. `Limiter` limits the request
-rate of the miner's client.
+It accepts only safe addresses. It checks and parses each reply in bounded memory, because any
+server may be hostile.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity
 from neurons.runtime.network import client_options, untrusted_certificate
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
-from neurons.wire.body import ENCODING, Each, Reply, check_encoding, check_size, parse_reply
-from neurons.wire.outcomes import ReplyLost, Unreachable, Untrusted, fault_of, http_date
+from neurons.wire.outcomes import (
+    ProtocolFault,
+    ReplyLost,
+    TooLarge,
+    Unreachable,
+    Untrusted,
+    fault_of,
+    http_date,
+)
 from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
 from neurons.wire.signed_request import signed_headers
 
 Query = Mapping[str, str | int | float | bool]
+Reply = TypeVar("Reply", bound=BaseModel)
+Each = Callable[[dict[str, Any]], object]
 
+ENCODING = "identity"
+"""The only content encoding that requests accept: a compressed body could fill the memory."""
+FREE_NODES, BYTES_PER_NODE = 1000, 8
+"""A reply may have this many JSON values, and one more for each BYTES_PER_NODE bytes: in memory, an
+empty list takes 30 times the size of its text."""
 REPLY_BYTES = 2**20
 REPLY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
@@ -215,25 +229,6 @@ class Connection:
             )
 
 
-class Limiter:
-    """Allows at most `count` requests in any minute, and delays further ones by `wait`."""
-
-    def __init__(
-        self,
-        count: int,
-        wait: Callable[[float], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._sent: deque[float] = deque(maxlen=count)
-        self._wait, self._clock = wait, clock
-
-    def __call__(self) -> None:
-        """Wait until a request may be sent, and count it."""
-        if len(self._sent) == self._sent.maxlen:
-            self._wait(max(0.0, self._sent[0] + 60.0 - self._clock()))
-        self._sent.append(self._clock())
-
-
 def check_address(base_url: str) -> bool:
     """Return whether `base_url` is on this machine; raise ConfigError unless it is safe."""
     parts = urlsplit(base_url)
@@ -263,3 +258,52 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
     if isinstance(error, never_sent):
         raise Unreachable(reason) from None
     raise ReplyLost(reason) from None
+
+
+def check_encoding(route: str, headers: Mapping[str, str]) -> None:
+    """Raise ProtocolFault for an encoded body, before any of it is read."""
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", ENCODING):
+        raise ProtocolFault(f"{route} answered with the encoding {encoding[:40]!r}")
+
+
+def check_size(route: str, size: int, limit: int) -> None:
+    """Raise TooLarge for a body of more than `limit` bytes."""
+    if size > limit:
+        raise TooLarge(f"{route} answered with more than {limit} bytes")
+
+
+def parse_reply(route: str, data: bytes, reply: type[Reply], each: Each | None = None) -> Reply:
+    """Return the validated message in `data`; raise ProtocolFault if it is not one.
+
+    `each` replaces every JSON object as soon as it is parsed. It keeps only a number of another
+    miner's row, so such rows take little memory and cannot make the reply invalid. NaN and Infinity
+    are rejected without `each`, and accepted with it.
+    """
+    if sum(map(data.count, (b"[", b"{", b","))) > FREE_NODES + len(data) // BYTES_PER_NODE:
+        raise TooLarge(f"{route} answered with too many JSON values")
+    try:
+        if each is None:
+            content = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        else:
+            content = json.loads(data, object_hook=each)
+        return reply.model_validate(content)
+    except ValidationError as error:
+        fields = ", ".join(
+            f"{'.'.join(map(str, row['loc'])) or 'the reply'} ({row['type']})"
+            for row in error.errors(include_input=False, include_url=False)[:3]
+        )
+        raise ProtocolFault(f"{route} answered with wrong fields: {fields}") from None
+    except (ValueError, RecursionError):
+        raise ProtocolFault(f"{route} answered with something that is not JSON") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999
+        raise ValueError(f"{text} is out of range")
+    return value

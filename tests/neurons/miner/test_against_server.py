@@ -10,7 +10,7 @@ from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.wire.client import ApiClient
 from tests.neurons import live_api
-from tests.neurons.live_api import ALICE, BOB, Hotkey, LiveApi
+from tests.neurons.live_api import ALICE, Hotkey, LiveApi
 from tests.neurons.miner.parts import FakeBench, FakeFork, Waits, make_context
 
 
@@ -71,13 +71,6 @@ def test_the_miner_shows_its_place_in_the_queue(tmp_path: Path, api: LiveApi) ->
     wait = "about 3 min at the pace of the last verdicts"
     assert seen == [f"Place 2 of 2 in the validators' queue by age, {wait}."]
     assert (done.state, done.reason) == (State.VALIDATED, None)
-
-
-def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
-    api.register(BOB)
-    api.mark(api.submit(BOB, 1e6), 1.0)
-    done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
-    assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
 
 
 @pytest.mark.parametrize(("rule", "weight"), [("verified", None), ("claim", 0.6)])

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from neurons.miner.context import PATIENCE
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.watcher import Watcher, copy_of
-from neurons.runtime.errors import Held
 from neurons.runtime.identity import ChainUnreachable
 from neurons.runtime.loading import Sources
 from neurons.runtime.observe import get_logger, register_secret
@@ -122,7 +120,8 @@ def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault):
         alerts = make_alerts(tmp_path, seconds=0.5 if "hangs" in fault else HANG, **bad[fault])
         alerts.send("HELD", "one")
         alerts.send("HELD", "two")
-        alerts.close(HANG)
+        alerts.close(0.01)  # the miner's end does not wait for them
+        wait_for(lambda: len(logs) == 2)
         hung.set()
     assert [row["event"] for row in logs] == ["an alert failed"] * 2
     assert SECRET not in str(logs)
@@ -281,20 +280,6 @@ def test_a_watching_thread_survives_its_own_faults(tmp_path, monkeypatch):
     wait_for(lambda: chain.reads)
     watching._stop.set()
     assert failures == []
-
-
-def test_the_daemon_ends_in_time_although_an_alert_hangs(tmp_path):
-    alerts = make_alerts(tmp_path, alert_command="sleep 1000")
-    alerts.send("HELD", "one")
-    before = time.monotonic()
-    alerts.close(0.2)
-    assert time.monotonic() - before < HANG, "close waited for the command's own limit"
-
-
-def test_a_miner_without_alert_settings_writes_nothing(tmp_path, context):
-    context.fork.on_verify = lambda: (_ for _ in ()).throw(Held("no", "do"))
-    assert run_cycle(context).state is State.HELD
-    assert not (tmp_path / "state/alerts.json").exists()
 
 
 def test_the_program_connects_alerts_and_the_watcher_with_the_settings(tmp_path, command, record):

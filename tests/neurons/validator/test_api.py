@@ -2,7 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +9,8 @@ import pytest
 
 from neurons.runtime.errors import ConfigError
 from neurons.validator import api as module
-from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
-from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi, serve
+from neurons.validator.api import ApiFault, ValidatorApi
+from tests.neurons.live_api import ALICE, VALIDATOR, LiveApi
 
 FORK = {"fork_url": "https://host/fork", "commit_hash": "a" * 40}
 CLAIM = {"target_sequence_length": 512, "tokens_per_sec": 1.0, "created_at": "2026-01-01T00:00:02"}
@@ -42,35 +41,6 @@ def answering(
 
 def queue_of(*rows: Any) -> httpx.Response:
     return httpx.Response(200, content=json.dumps({"submissions": list(rows)}))
-
-
-def test_reads_and_writes_the_live_api(api: LiveApi) -> None:
-    api.register(ALICE)
-    first = api.submit(ALICE, 10.0)
-    api.clock.now += 1
-    second = api.submit(ALICE, 20.0, target=512)
-    api.commit(ALICE)
-    client = ValidatorApi(api.url, VALIDATOR)
-    rows = client.queue()
-    assert [row.id for row in rows] == [first, second]  # the oldest first
-    assert rows[0].ip_address == f"hotkey {ALICE.hotkey}"
-    client.record_failure(rows[0].ip_address)
-    client.mark(first, 0.95, "Measured 9.5.", {"512": {"tokens_per_sec": 9.5}})
-    assert [row.id for row in client.queue()] == [second]
-    assert api.get("/get_submission_stats")["top_performers"][0]["score"] == 0.95
-    with pytest.raises(ApiFault, match="404: Submission not found"):
-        client.mark(99, 1.0)
-    client.close()
-
-
-def test_a_second_validator_learns_that_the_first_verdict_counts(tmp_path: Path) -> None:
-    with serve(tmp_path, validator_hotkeys=[VALIDATOR.hotkey, BOB.hotkey]) as api:
-        row = api.judged(ALICE, 10.0)
-        client = ValidatorApi(api.url, BOB)
-        with pytest.raises(JudgedBefore, match=VALIDATOR.hotkey):
-            client.mark(row, 0.0, "Refused.")
-        client.close()
-        assert api.get("/get_submission_stats")["top_performers"][0]["score"] == 1.0
 
 
 def test_a_rejected_hotkey_is_a_configuration_error(api: LiveApi) -> None:

@@ -19,8 +19,7 @@ from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.settings import Settings
 from neurons.wire import client as client_module
 from neurons.wire import connection, outcomes
-from neurons.wire.client import ApiClient
-from neurons.wire.connection import Limiter
+from neurons.wire.client import ApiClient, Limiter
 from neurons.wire.protocol import MarkValidatedRequest, Message
 from tests.neurons.fake_validator_api import RESET, FakeValidatorApi, Fault, serve
 from tests.neurons.miner.parts import HOTKEY, Key

@@ -1,6 +1,6 @@
 """Frozen places of completed rounds, withdrawn submissions, verdicts' reasons, nonces.
 
-Revision ID: 0002
+The changes of version 0.2.0 to a database of version 0.1.0. Revision ID: 0003
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
+revision = "0003"
 down_revision = "0001"
 
 MULTIPLIERS = (0.5, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)
 """Multipliers of version 0.1.0, by the number of whole 100,000 tokens in the target length."""
 SHARES = (0.60, 0.25, 0.10, 0.05)
+WAITING = sa.text("validated_at IS NULL AND withdrawn_at IS NULL")
 
 
 def upgrade() -> None:
@@ -29,6 +30,13 @@ def upgrade() -> None:
         op.add_column("submissions", column)
     op.create_index(
         "ix_submissions_open", "submissions", ["is_revealed", "validated_at", "withdrawn_at", "id"]
+    )
+    op.create_index(  # so that no query reads all submissions of a hotkey
+        "ix_submissions_waiting",
+        "submissions",
+        ["miner_hotkey", "id"],
+        postgresql_where=WAITING,
+        sqlite_where=WAITING,
     )
     places = op.create_table(
         "places",
