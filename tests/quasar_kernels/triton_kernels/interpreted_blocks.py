@@ -19,7 +19,7 @@ from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # 
 
 FP32, FP16 = torch.float32, torch.float16
 LIMITS = {FP32: GRADIENT[FP32], FP16: 1.5e-3}
-# few columns of values, because the interpreter scans each column of the states for 10 ms
+# few columns of values, because a program scans each column of the states
 OPERATORS = [
     WKV6._replace(call=wkv6_triton, inputs=partial(wkv6_inputs, V=8), state=(2, 16, 8)),
     SSD._replace(call=ssd_triton, inputs=partial(ssd_inputs, P=4), state=(4, 16, 4)),
@@ -39,7 +39,7 @@ def with_definition(operator, x, bounds=None, segments=None):
 @kernels
 @pytest.mark.parametrize(
     ("T", "B", "H", "segments", "K", "V", "dtype"),
-    [(1, 2, 1, None, 16, 24, FP32), (34, 1, 4, 1, 32, 32, FP16), (34, 1, 2, 3, 24, 33, FP32)],
+    [(1, 2, 1, None, 16, 24, FP32), (34, 1, 4, 1, 32, 32, FP16), (34, 1, 1, 3, 24, 33, FP32)],
 )
 def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):
     # SSD's state has N = K values for each of the P = V channels of a head

@@ -1,9 +1,9 @@
 """A faster interpreter of Triton, for processes with TRITON_INTERPRET=1.
 
-At each call of one jitted function by another, Triton's interpreter searches all of
-`triton.language` for functions to replace, though the launch has replaced them. At each operation
-it makes a table of all types, and the types and shapes of operands and result. It checks integers
-for overflow by operations of its own. All this took most of the time of these tests.
+At each launch and each call of one jitted function by another, Triton's interpreter searches all of
+`triton.language` for functions to replace. At each operation it determines the types of operands
+and result, copies scalars to whole blocks, and checks integers for overflow by further operations.
+It scans a block element by element.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ def make_quick() -> None:
     _cache_block_types()
     _share_shapes()
     _broadcast_only_different_shapes()
-    _check_overflow_by_numpy()
+    _compute_by_numpy()
+    _call_without_wrappers()
+    _skip_checks_of_handles()
+    _scan_all_rows_at_once()
 
 
 def _patch_modules_once() -> None:
-    """Replace a module's functions once per launch, at the first call of one of them."""
-    launch, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
-    patched: set[str] = set()
-
-    def launch_and_reset(self: Any, *arguments: Any, **names: Any) -> None:
-        patched.clear()  # each launch restores the functions at its end
-        launch(self, *arguments, **names)
+    """Replace the language's functions at the first call of each module, and never restore them."""
+    patch, patched = interpreter._patch_lang, set()
 
     def patch_once(fn: Any) -> Any:
-        if fn.__module__ in patched:
-            return interpreter._LangPatchScope()
-        patched.add(fn.__module__)
-        return patch(fn)
+        if fn.__module__ not in patched:
+            patched.add(fn.__module__)
+            patch(fn)
+        return interpreter._LangPatchScope()
 
-    interpreter.GridExecutor.__call__ = launch_and_reset  # type: ignore[method-assign]
     interpreter._patch_lang = patch_once
 
 
@@ -107,16 +104,102 @@ def _broadcast_only_different_shapes() -> None:
     semantic.broadcast_impl_value = broadcast_different
 
 
-def _check_overflow_by_numpy() -> None:
-    """Check sums, differences and products of integers of at most 32 bits in one step."""
-    operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+_ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide}
+_COMPARISONS = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+_COMPARISONS |= {"eq": np.equal, "ne": np.not_equal}
 
-    def check(self: Any, a: Any, b: Any, operation: Any) -> None:
-        if a.dtype.int_bitwidth < 64:
-            wide = (x.handle.data.astype(np.int64) for x in (a, b))
-            exact = operations[operation.__name__](*wide)
-            assert a.dtype.get_int_min_value() <= exact.min(), "an integer overflows"
-            assert exact.max() <= a.dtype.get_int_max_value(), "an integer overflows"
 
-    semantic: Any = TritonSemantic
-    semantic.binary_op_sanitize_overflow_impl = check
+def _compute_by_numpy() -> None:
+    """Compute the operators of fp32 and int32 operands without conversions and copies.
+
+    NumPy broadcasts operands as Triton does. All other operands are left to the interpreter.
+    """
+    kinds: Any = {"fp32": (tl.float32, np.float32, float), "int32": (tl.int32, np.int32, int)}
+    blocks: dict[Any, Any] = {}
+    tensor: Any = tl.tensor
+
+    def result(data: Any, scalar: Any, is_block: bool) -> Any:
+        if not is_block:
+            return tensor(interpreter.TensorHandle(data, scalar), scalar)
+        key = scalar.name, data.shape
+        if key not in blocks:
+            blocks[key] = tl.block_type(scalar, list(data.shape))
+        return tensor(interpreter.TensorHandle(data, scalar), blocks[key])
+
+    def replace(name: str, operation: Any, reverse: bool = False) -> None:
+        slow, compares = getattr(tensor, name), operation in _COMPARISONS.values()
+
+        def run(self: Any, other: Any) -> Any:
+            other = other.value if isinstance(other, tl.constexpr) else other
+            scalar, number, python = kinds.get(self.dtype.name, (None, None, None))
+            a, b, is_block = self.handle.data, None, self.type.is_block()
+            if type(other) is tensor and other.dtype == scalar:
+                is_block, b = is_block or other.type.is_block(), other.handle.data
+            elif scalar is not None and type(other) in (int, python):
+                b = number(other)
+            if b is None or (number is np.int32 and operation is np.divide):
+                return slow(self, other, _semantic=interpreter.interpreter_semantic)
+            a, b = (b, a) if reverse else (a, b)
+            if compares:
+                return result(operation(a, b), tl.int1, is_block)
+            if number is np.float32:
+                return result(operation(a, b), scalar, is_block)
+            exact = operation(a, b, dtype=np.int64)
+            data = exact.astype(np.int32)
+            assert (data == exact).all(), "an integer overflows"
+            return result(data, scalar, is_block)
+
+        setattr(tensor, name, run)
+
+    for name, operation in _ARITHMETIC.items():
+        replace(f"__{name}__", operation)
+        replace(f"__r{name}__", operation, reverse=True)
+    for name, operation in _COMPARISONS.items():
+        replace(f"__{name}__", operation)
+
+
+def _call_without_wrappers() -> None:
+    """Call the functions of the language directly, not through two wrappers."""
+    semantic = interpreter.interpreter_semantic
+
+    def patch(target: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = getattr(member, "__wrapped__", member)
+
+        def call(*arguments: Any, **names: Any) -> Any:
+            names["_semantic"] = semantic
+            return function(*arguments, **names)
+
+        scope.set_attr(target, name, call)
+
+    interpreter._patch_attr = patch  # type: ignore[assignment]
+    unwrap = tl.core._unwrap_if_constexpr
+    tl.core._unwrap_if_constexpr = lambda x: x if type(x) is tl.tensor else unwrap(x)
+
+
+def _skip_checks_of_handles() -> None:
+    """Make handles without checking the size of their elements."""
+
+    def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    handle: Any = interpreter.TensorHandle
+    handle.__init__ = init
+
+
+def _scan_all_rows_at_once() -> None:
+    """Combine whole slices along a scan's axis instead of single elements."""
+
+    def scan(self: Any, inputs: Any) -> Any:
+        rows = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
+        found: list[Any] = []
+        for row in zip(*rows, strict=True):
+            own = tuple(self.to_tensor(x, of.dtype) for x, of in zip(row, inputs, strict=True))
+            found.append(self.combine_fn.fn(*found[-1], *own) if found else own)
+        results = []
+        for n, (of, like) in enumerate(zip(inputs, rows, strict=True)):
+            whole = np.stack([x[n].handle.data for x in found]).reshape(like.shape)
+            results.append(self.to_tensor(np.moveaxis(whole, 0, self.axis), of.dtype))
+        return results
+
+    operation: Any = interpreter.ScanOps
+    operation.generic_scan = scan
