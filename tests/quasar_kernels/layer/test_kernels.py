@@ -1,4 +1,4 @@
-"""The convolution and the gated norm on CPU tensors, with their block-wise gradients."""
+"""The convolution and the gated norm on CPU tensors, with their gradients."""
 
 from functools import partial
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.layer import gradients
-from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
 from tests.quasar_kernels.float64 import check, with_float64
@@ -24,9 +23,7 @@ def conv_by_sequences(x, weight, bias, lengths):
 
 @pytest.mark.parametrize("W", [1, 3, 4])
 @pytest.mark.parametrize("lengths", [[53], [20, 1, 2, 30], [11] * 5])
-@pytest.mark.parametrize("block", [1 << 24, 70])  # one block; 7 rows, shorter than a sequence
-def test_convolution_and_gradients(monkeypatch, W, lengths, block):
-    monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
+def test_convolution_and_gradients(W, lengths):
     position, rows = None, sum(lengths)
     if len(lengths) > 1:
         position = torch.cat([torch.arange(n) for n in lengths]).int()
@@ -42,9 +39,7 @@ def test_convolution_and_gradients(monkeypatch, W, lengths, block):
     check(results, expected, 1e-13)
 
 
-@pytest.mark.parametrize("block", [1 << 24, 100])
-def test_gated_norm_and_gradients(monkeypatch, block):
-    monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
+def test_gated_norm_and_gradients():
     tensors = torch.randn(30, 12).double(), torch.randn(30, 12).double(), torch.rand(12).double()
     results, expected = with_float64(
         partial(gated_rmsnorm, eps=1e-5),

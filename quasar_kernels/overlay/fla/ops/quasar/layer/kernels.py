@@ -1,8 +1,7 @@
 """The layer's operations around the operator: short convolution, gated norm, recomputation.
 
-Forward passes save only their inputs. On CUDA, each pass is one Triton kernel; gradients.py has
-those of the backward pass. For other calls torch computes the backward pass block by block, so that
-there is never an fp32 copy of a whole sequence.
+On CUDA, each pass is one Triton kernel; gradients.py has those of the backward pass. The forward
+pass saves only its inputs. For other calls, autograd records the steps in torch.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from fla.ops.quasar.layer.gradients import (
     sequences,
     sigmoid,
 )
-
-BACKWARD_ELEMENTS = 1 << 24
-"""Elements of its input that a backward pass in torch converts to fp32 at a time: 64 MB each."""
 
 CONV_TAPS = 4
 """The number of taps that the Triton kernels support; other convolutions are computed by torch."""
@@ -151,7 +147,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def conv_silu_torch(x, weight, bias, position, dtype=None) -> torch.Tensor:
-    """The same convolution in torch, differentiable; any number of taps."""
+    """Compute the same convolution in torch, differentiably, with any number of taps."""
     if isinstance(position, int):
         position = torch.arange(x.shape[0], device=x.device) % position
     wide, taps = _wide(x), _wide(weight)
@@ -165,16 +161,10 @@ def conv_silu_torch(x, weight, bias, position, dtype=None) -> torch.Tensor:
 
 
 def gated_rmsnorm_torch(x, gate, weight, eps) -> torch.Tensor:
-    """The same gated norm in torch, differentiable."""
+    """Compute the same gated norm in torch, differentiably."""
     wide = _wide(x)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight * torch.sigmoid(_wide(gate))).to(x.dtype)
-
-
-def _blocks(x: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the bounds of blocks of rows for a backward pass over `[R, C]`."""
-    rows = max(1, BACKWARD_ELEMENTS // x.shape[1])
-    return [(start, start + rows) for start in range(0, x.shape[0], rows)]
 
 
 def _on_triton(x: torch.Tensor) -> bool:
@@ -185,84 +175,25 @@ def _takes_convolution(x, weight) -> bool:
     return _on_triton(x) and weight.shape[1] == CONV_TAPS and x.stride(1) == 1
 
 
-def _conv_silu_forward(x, weight, bias, position, dtype=None) -> torch.Tensor:
-    if _takes_convolution(x, weight):
-        return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
-    return conv_silu_torch(x, weight, bias, position, dtype)
-
-
-def _gated_rmsnorm_forward(x, gate, weight, eps) -> torch.Tensor:
-    if _on_triton(x):
-        return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
-    return gated_rmsnorm_torch(x, gate, weight, eps)
-
-
-@on_its_device
-def _conv_silu_backward(x, weight, bias, position, dy):
-    """Return the gradients of x and, in fp32, of the taps and the bias (or None)."""
-    if _takes_convolution(x, weight):
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        taps, shift = (None if p is None else p.contiguous() for p in (weight, bias))
-        gradients = launch_conv_silu_grad(x, taps, shift, position, (dy.contiguous(),), dx)
-        return dx, gradients[0], None if bias is None else gradients[1]
-    if isinstance(position, int):
-        position = torch.arange(x.shape[0], device=x.device) % position
-    halo = weight.shape[1] - 1
-    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    taps, shift = (
-        None if p is None else _wide(p).detach().requires_grad_() for p in (weight, bias)
-    )
-    shared = [taps] if shift is None else [taps, shift]
-    totals = [torch.zeros_like(p) for p in shared]
-    for start, stop in _blocks(x):
-        first = max(0, start - halo)
-        rows = x[first:stop].detach().requires_grad_()
-        place = None if position is None else position[first:stop]
-        with torch.enable_grad():
-            y = conv_silu_torch(rows, taps, shift, place)[start - first :]
-        gradients = torch.autograd.grad(y, [rows, *shared], dy[start:stop])
-        dx[first:stop] += gradients[0]
-        for total, part in zip(totals, gradients[1:], strict=True):
-            total += part
-    return dx, totals[0], None if bias is None else totals[1]
-
-
-@on_its_device
-def _gated_rmsnorm_backward(x, gate, weight, eps, dy):
-    """Return the gradients of x and the gate and, in fp32, of the weight."""
-    if _on_triton(x):
-        heads = (t.contiguous().unsqueeze(1) for t in (x, gate))
-        dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(
-            *heads, weight, dy.contiguous().unsqueeze(1), eps
-        )
-        return dx.squeeze(1), dgate.squeeze(1), dweight
-    dx, dgate = torch.empty_like(x), torch.empty_like(gate)
-    shared = _wide(weight).detach().requires_grad_()
-    dweight = torch.zeros_like(shared)
-    for start, stop in _blocks(x):
-        rows = slice(start, stop)
-        leaves = [t[rows].detach().requires_grad_() for t in (x, gate)]
-        with torch.enable_grad():
-            y = gated_rmsnorm_torch(*leaves, shared, eps)
-        dx[rows], dgate[rows], part = torch.autograd.grad(y, [*leaves, shared], dy[rows])
-        dweight += part
-    return dx, dgate, dweight
-
-
 class CausalConvSiluFunction(torch.autograd.Function):
     """Saves only its inputs; the backward pass computes the convolution again."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, position):
         ctx.position = position
+        weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
         ctx.save_for_backward(x, weight, bias)
-        return _conv_silu_forward(x, weight, bias, position)
+        return launch_conv_silu(x, weight, bias, position)
 
     @staticmethod
     @once_differentiable
+    @on_its_device
     def backward(ctx, dy):
-        (x, weight, bias), position = ctx.saved_tensors, ctx.position
-        dx, dweight, dbias = _conv_silu_backward(x, weight, bias, position, dy)
+        x, weight, bias = ctx.saved_tensors
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dweight, dbias = launch_conv_silu_grad(
+            x, weight, bias, ctx.position, (dy.contiguous(),), dx
+        )
         return dx, dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype), None
 
 
@@ -271,16 +202,19 @@ class GatedRMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, gate, weight, eps):
+        x, gate = x.contiguous(), gate.contiguous()
         ctx.save_for_backward(x, gate, weight)
         ctx.eps = eps
-        return _gated_rmsnorm_forward(x, gate, weight, eps)
+        return launch_gated_rmsnorm(x, gate, weight, eps)
 
     @staticmethod
     @once_differentiable
+    @on_its_device
     def backward(ctx, dy):
         x, gate, weight = ctx.saved_tensors
-        dx, dgate, dweight = _gated_rmsnorm_backward(x, gate, weight, ctx.eps, dy)
-        return dx, dgate, dweight.to(weight.dtype), None
+        x, gate, dy = (t.unsqueeze(1) for t in (x, gate, dy.contiguous()))
+        dx, dgate, dweight, _ = launch_gated_rmsnorm_grad(x, gate, weight, dy, ctx.eps)
+        return dx.squeeze(1), dgate.squeeze(1), dweight.to(weight.dtype), None
 
 
 @on_its_device
@@ -304,8 +238,10 @@ def causal_conv_silu(
     Returns:
         `[R, C]`, computed in fp32 (fp64 for fp64 x). Gradients reach x, weight, bias.
     """
+    if not _takes_convolution(x, weight):
+        return conv_silu_torch(x, weight, bias, position, dtype)
     if not torch.is_grad_enabled():
-        return _conv_silu_forward(x, weight, bias, position, dtype)
+        return launch_conv_silu(x, weight.contiguous(), bias, position, dtype)
     y = CausalConvSiluFunction.apply(x, weight, bias, position)
     return y if dtype is None else y.to(dtype)
 
@@ -324,8 +260,10 @@ def gated_rmsnorm(
     Returns:
         `[R, S]` in x's dtype, computed in fp32 (fp64 for fp64 x). Gradients reach all three.
     """
+    if not _on_triton(x):
+        return gated_rmsnorm_torch(x, gate, weight, eps)
     if not torch.is_grad_enabled():
-        return _gated_rmsnorm_forward(x, gate, weight, eps)
+        return launch_gated_rmsnorm(x.contiguous(), gate.contiguous(), weight, eps)
     return GatedRMSNormFunction.apply(x, gate, weight, eps)
 
 
