@@ -2,7 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar.layer.weight_tiles import launch_pack, serialize, taps_layout
+from fla.ops.quasar.layer.weight_tiles import (
+    launch_pack,
+    output_layouts,
+    projection_layouts,
+    serialize,
+    taps_layout,
+)
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.tolerances import PROJECTION
@@ -37,7 +43,7 @@ def projection_weights(device="cpu"):
 def project(kernels, program, x, wide, narrow, taps, dtype):
     """Run the first stage: q, k and v in one tensor, and the narrow gate."""
     joined = taps_buffer(x)
-    layouts = kernels.projection_layouts(*wide, narrow)
+    layouts = projection_layouts(kernels.GROUP, *wide, narrow)
     tiles = pack_weights(program, layouts, dtype, taps_layout(tuple(taps), joined))
     return kernels.launch_projection(program, x, tiles[0], joined, dtype)
 
@@ -72,7 +78,7 @@ def output_inputs(R, dtype, outputs=512, device="cpu"):
 
 def gated_output(kernels, program, o, narrow, gate, bias, norm, out):
     """Run the last stage: the gated norm and the output's product."""
-    tiles = pack_weights(program, kernels.output_layouts(gate, norm, out), o.dtype)
+    tiles = pack_weights(program, output_layouts(kernels.GROUP, gate, norm, out), o.dtype)
     return kernels.launch_output(program, o, narrow, tiles[0], bias, tiles[1], EPS)
 
 

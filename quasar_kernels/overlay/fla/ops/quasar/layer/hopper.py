@@ -36,7 +36,7 @@ from fla.ops.quasar.layer.weight_tiles import (
     TAPS,
     WIDTH,
     PackArguments,
-    WeightLayout,
+    fused_layouts,
     pack,
 )
 
@@ -44,6 +44,8 @@ TILE = 64
 """Tokens of a consumer warpgroup's tile."""
 WEIGHT_TILE_ROWS = 128
 """Channels of a weight tile; the output's channels are a multiple of it."""
+GROUP = 8
+"""`group` of `projection_layouts` and `output_layouts` in weight_tiles.py."""
 
 _address = torch.Tensor.data_ptr
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's, so blocks overlap
@@ -113,19 +115,6 @@ _serialize_projection = serializer(ProjectionArguments)
 _serialize_output = serializer(OutputArguments)
 
 
-def projection_layouts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate_down: torch.Tensor
-) -> tuple[WeightLayout, ...]:
-    """Return the layouts of `launch_projection`'s weights, in order.
-
-    Args:
-        q, k, v: `[512, 512]`.
-        gate_down: `[64, 512]`.
-    """
-    large = (WeightLayout(weight, input_group=16) for weight in (q, k, v))
-    return (*large, WeightLayout(gate_down, row_group=32, input_group=16))
-
-
 def _steps(tokens: int, runs: int) -> int:
     return max(1, -(-(-(-(tokens - _BEFORE) // runs) + _BEFORE) // (_CONSUMERS * TILE)))
 
@@ -193,23 +182,6 @@ def launch_projection(
     return qkv, narrow
 
 
-def output_layouts(
-    gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
-) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of `launch_output`'s weights: the gate's, then the output's.
-
-    Args:
-        gate_weight: `[8 * 64, 64]`.
-        norm_weight: `[64]`.
-        out_weight: `[outputs, 8 * 64]`, outputs a multiple of 128.
-    """
-    # sigmoid(x) = (1 + tanh(x / 2)) / 2
-    return (
-        WeightLayout(gate_weight, factor=0.5),
-        WeightLayout(out_weight, row_group=32, factor=0.5, scale=norm_weight, fp16=True),
-    )
-
-
 @functools.lru_cache(1024)
 def output_grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int, int]:
     """Return the blocks per grid row, the grid's rows, and each consumer's tiles of 64 tokens.
@@ -274,12 +246,8 @@ def launch_output(
     return y
 
 
-def layouts(weights: Weights) -> tuple[WeightLayout, ...]:
-    """Return the layouts of all weights, for `pack`."""
-    return (
-        *projection_layouts(*weights[:4]),
-        *output_layouts(weights.gate_up, weights.norm, weights.out),
-    )
+layouts = functools.partial(fused_layouts, GROUP)
+"""Returns the layouts of all weights, for `pack`."""
 
 
 def project(

@@ -35,7 +35,7 @@ from fla.ops.quasar.layer.weight_tiles import (
     TAPS,
     WIDTH,
     PackArguments,
-    WeightLayout,
+    fused_layouts,
     pack,
 )
 
@@ -43,10 +43,13 @@ TOKENS = 128
 """Tokens that a block holds at a time."""
 CHANNELS = 64
 """Output channels that a group of warps computes in one product."""
+GROUP = 32
+"""`group` of `projection_layouts` and `output_layouts` in weight_tiles.py."""
 
-_GROUP = 128  # threads
+_GROUP_THREADS = 128  # of a group of warps
 _PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of `narrow`
-_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as so many products
+_LOAD = 2  # loading a tile takes as long as this many of its products
+_NORM = 2  # a tile's gate and norms take as long as this many of its products
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's first one
 
 
@@ -102,35 +105,6 @@ def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     return PROGRAM.find_loaded(Variant(x.device.index, dtype))
 
 
-def projection_layouts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate_down: torch.Tensor
-) -> tuple[WeightLayout, ...]:
-    """Return the layouts of `launch_projection`'s weights, in order.
-
-    Args:
-        q, k, v: `[512, 512]`.
-        gate_down: `[64, 512]`.
-    """
-    return tuple(WeightLayout(w, row_group=32, input_group=16) for w in (q, k, v, gate_down))
-
-
-def output_layouts(
-    gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
-) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of `launch_output`'s weights: the gate's, then the output's.
-
-    Args:
-        gate_weight: `[512, 64]`.
-        norm_weight: `[64]`.
-        out_weight: `[outputs, 512]`, outputs a multiple of 128.
-    """
-    # sigmoid(x) = (1 + tanh(x / 2)) / 2
-    return (
-        WeightLayout(gate_weight, row_group=32, input_group=32, factor=0.5),
-        WeightLayout(out_weight, 32, 32, factor=0.5, scale=norm_weight, fp16=True),
-    )
-
-
 def _steps(tokens: int, runs: int) -> int:
     # the runs of tokens of two blocks overlap
     return max(1, -(-(-(-(tokens - _BEFORE) // runs) + _BEFORE) // TOKENS))
@@ -180,9 +154,7 @@ def launch_projection(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same as `hopper.launch_projection`.
-
-    The weight tiles are of this module's `projection_layouts`.
+    """Compute the same as `hopper.launch_projection`, from weight tiles with this module's GROUP.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
@@ -209,9 +181,7 @@ def launch_output(
     eps: float,
     shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """Compute the same as `hopper.launch_output`.
-
-    The weight tiles are of this module's `output_layouts`.
+    """Compute the same as `hopper.launch_output`, from weight tiles with this module's GROUP.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
@@ -233,15 +203,11 @@ def launch_output(
 def _slots(program: LoadedProgram, name: str) -> tuple[int, int]:
     """Return how many blocks of a kernel run at once, and a block's groups of warps."""
     kernel = program.kernels[name]
-    return program.multiprocessors * kernel.blocks, kernel.threads // _GROUP
+    return program.multiprocessors * kernel.blocks, kernel.threads // _GROUP_THREADS
 
 
-def layouts(weights: Weights) -> tuple[WeightLayout, ...]:
-    """Return the layouts of all weights, for `pack`."""
-    return (
-        *projection_layouts(*weights[:4]),
-        *output_layouts(weights.gate_up, weights.norm, weights.out),
-    )
+layouts = functools.partial(fused_layouts, GROUP)
+"""Returns the layouts of all weights, for `pack`."""
 
 
 def project(

@@ -211,6 +211,44 @@ def launch_pack(program: LoadedProgram, arguments: bytes, largest: int) -> None:
     kernel.launch((blocks, MATRICES + VECTORS), arguments)
 
 
+def projection_layouts(
+    group: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate_down: torch.Tensor
+) -> tuple[WeightLayout, ...]:
+    """Return the layouts of the weights that `launch_projection` reads, in order.
+
+    Args:
+        group: rows of q, k and v are permuted in groups of this size.
+        q, k, v: `[512, 512]`.
+        gate_down: `[64, 512]`.
+    """
+    large = (WeightLayout(weight, group, 16) for weight in (q, k, v))
+    return (*large, WeightLayout(gate_down, 32, 16))
+
+
+def output_layouts(
+    group: int, gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
+) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of the weights that `launch_output` reads: the gate's, then the output's.
+
+    Args:
+        group: inputs of both weights and rows of the gate's are permuted in groups of this size.
+        gate_weight: `[8 * 64, 64]`.
+        norm_weight: `[64]`.
+        out_weight: `[outputs, 8 * 64]`, outputs a multiple of 128.
+    """
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2
+    return (
+        WeightLayout(gate_weight, group, group, factor=0.5),
+        WeightLayout(out_weight, 32, group, factor=0.5, scale=norm_weight, fp16=True),
+    )
+
+
+def fused_layouts(group: int, weights: Weights) -> tuple[WeightLayout, ...]:
+    """Return the layouts of all weights for both stages; `group` is that of these functions."""
+    last = weights.gate_up, weights.norm, weights.out
+    return *projection_layouts(group, *weights[:4]), *output_layouts(group, *last)
+
+
 def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
     """Return the conversion of q's, k's and v's convolution weights, `[512, 1, 4]`, to `taps`.
 
