@@ -12,8 +12,11 @@ from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Kernels
 from quasar_kernels.blocks.ssd_triton.backward import gradient_kernel
-from quasar_kernels.blocks.ssd_triton.forward import output_kernel, segment_sum_kernel
-from quasar_kernels.blocks.ssd_triton.step import step_kernel
+from quasar_kernels.blocks.ssd_triton.forward import (
+    output_kernel,
+    segment_sum_kernel,
+    step_kernel,
+)
 from quasar_kernels.blocks.triton_segments.launches import Launches
 from quasar_kernels.blocks.triton_segments.plan import LaunchOptions, Plan, Shape, Tiles, apply
 

@@ -10,14 +10,12 @@ import torch
 from quasar_kernels.blocks.ssd_triton import backward as ssd_backward
 from quasar_kernels.blocks.ssd_triton import forward as ssd_forward
 from quasar_kernels.blocks.ssd_triton import launch as ssd_launch
-from quasar_kernels.blocks.ssd_triton import step as ssd_step
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 from quasar_kernels.blocks.triton_segments.launches import STEP_WARPS, STEPS, step_values
 from quasar_kernels.blocks.triton_segments.plan import LaunchOptions, Tiles
 from quasar_kernels.blocks.wkv6_triton import backward as wkv6_backward
 from quasar_kernels.blocks.wkv6_triton import forward as wkv6_forward
 from quasar_kernels.blocks.wkv6_triton import launch as wkv6_launch
-from quasar_kernels.blocks.wkv6_triton import step as wkv6_step
 from quasar_kernels.compile_specs import CompileSpec, typed
 
 Row = tuple[Any, dict[str, str], dict[str, Any], LaunchOptions]
@@ -80,7 +78,7 @@ def _wkv6_rows(kind: str, K: int, tiles: Tiles) -> Iterator[Row]:
         tiles.gradient,
     )  # fmt: skip
     yield (
-        wkv6_step.step_kernel,
+        wkv6_forward.step_kernel,
         typed(f"*{kind}", "r k v o") | typed("*fp32", "w u initial_state final_state"),
         sizes | {"BV": step_values(tiles, K)},
         LaunchOptions(STEP_WARPS, 1),
@@ -114,7 +112,7 @@ def _ssd_rows(kind: str, N: int, tiles: Tiles) -> Iterator[Row]:
         tiles.gradient,
     )  # fmt: skip
     yield (
-        ssd_step.step_kernel,
+        ssd_forward.step_kernel,
         head | typed(f"*{kind}", "x b c y") | typed("*fp32", "d initial_state final_state")
         | strides,
         sizes | {"BV": step_values(tiles, 64)},

@@ -13,8 +13,11 @@ from quasar_kernels.blocks.autograd import Kernels
 from quasar_kernels.blocks.triton_segments.launches import Launches
 from quasar_kernels.blocks.triton_segments.plan import LaunchOptions, Plan, Shape, Tiles, apply
 from quasar_kernels.blocks.wkv6_triton.backward import gradient_kernel
-from quasar_kernels.blocks.wkv6_triton.forward import output_kernel, segment_sum_kernel
-from quasar_kernels.blocks.wkv6_triton.step import step_kernel
+from quasar_kernels.blocks.wkv6_triton.forward import (
+    output_kernel,
+    segment_sum_kernel,
+    step_kernel,
+)
 
 LAUNCHES = Launches(
     *map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel, step_kernel))
