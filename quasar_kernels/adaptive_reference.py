@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quasar_kernels.delta_reference import delta_recurrence
+from quasar_kernels.reference import gated_output, project
 
 
 def operator_inputs_reference(
@@ -66,16 +67,7 @@ def adaptive_layer_reference(
         operator: the delta rule; `delta_chunked` is faster for many tokens.
     """
     B, T, _ = x.shape
-    rows = []
-    for name in "qkv":
-        row = x @ weights[f"{name}_proj.weight"].T
-        taps = weights.get(f"{name}_conv1d.weight")
-        if taps is not None:
-            shift = weights.get(f"{name}_conv1d.bias")
-            padded = F.pad(row.mT, (taps.shape[-1] - 1, 0))
-            row = F.conv1d(padded, taps, shift, groups=taps.shape[0]).mT
-        rows.append(F.silu(row).reshape(B * T, -1, head_dim))
-    q, k, v = rows
+    q, k, v = (F.silu(project(weights, x, name)).reshape(B * T, -1, head_dim) for name in "qkv")
     H = q.shape[1]
     logits = (x @ weights["b_proj.weight"].T).reshape(B * T, H)
     q, k, step = operator_inputs_reference(
@@ -83,7 +75,4 @@ def adaptive_layer_reference(
     )
     q, k, v = (t.view(B, T, H, head_dim) for t in (q, k, v))
     o, _ = operator(q, k, v, step.view(B, T, H), scale=head_dim**-0.5)
-    gate = x @ weights["g_proj.0.weight"].T @ weights["g_proj.1.weight"].T
-    gate = (gate + weights["g_proj.1.bias"]).view(B, T, H, head_dim)
-    normed = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps) * weights["o_norm.weight"]
-    return (normed * torch.sigmoid(gate)).flatten(2) @ weights["o_proj.weight"].T
+    return gated_output(weights, x, o, eps)

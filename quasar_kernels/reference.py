@@ -118,17 +118,29 @@ def quasar_layer(
     w = {name: value.to(x.device, dtype) for name, value in state_dict.items()}
     x = x.to(dtype)
 
-    def projected(name: str) -> Tensor:
-        y = x @ w[f"{name}_proj.weight"].T
-        if f"{name}_conv1d.weight" in w:
-            taps = w[f"{name}_conv1d.weight"]
-            padded = F.pad(y.transpose(1, 2), (taps.shape[-1] - 1, 0))
-            bias = w.get(f"{name}_conv1d.bias")
-            y = F.silu(F.conv1d(padded, taps, bias, groups=taps.shape[0])).mT.contiguous()
-        return y.view(*y.shape[:2], num_heads, head_dim)
+    def heads(name: str) -> Tensor:
+        y = project(w, x, name)
+        y = F.silu(y) if f"{name}_conv1d.weight" in w else y
+        return y.unflatten(-1, (num_heads, head_dim))
 
-    q, k, v = projected("q"), projected("k"), projected("v")
-    o, _ = operator(q, k, v, F.softplus(w["beta_log"]), dtype=dtype)
+    o, _ = operator(heads("q"), heads("k"), heads("v"), F.softplus(w["beta_log"]), dtype=dtype)
+    return gated_output(w, x, o, eps)
+
+
+def project(w: Mapping[str, Tensor], x: Tensor, name: str) -> Tensor:
+    """Return the projection `name` (q, k or v) of x `[B, T, hidden]`, convolved if w has taps."""
+    y = x @ w[f"{name}_proj.weight"].T
+    taps = w.get(f"{name}_conv1d.weight")
+    if taps is None:
+        return y
+    padded = F.pad(y.mT, (taps.shape[-1] - 1, 0))
+    return F.conv1d(
+        padded, taps, w.get(f"{name}_conv1d.bias"), groups=taps.shape[0]
+    ).mT.contiguous()
+
+
+def gated_output(w: Mapping[str, Tensor], x: Tensor, o: Tensor, eps: float) -> Tensor:
+    """Return a layer's output from x `[B, T, hidden]` and the operator's o `[B, T, H, S]`."""
     o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps) * w["o_norm.weight"]
     gate = (x @ w["g_proj.0.weight"].T) @ w["g_proj.1.weight"].T + w["g_proj.1.bias"]
     return (o.flatten(-2) * torch.sigmoid(gate)) @ w["o_proj.weight"].T
