@@ -121,7 +121,7 @@ def quasar_layer(
     def heads(name: str) -> Tensor:
         y = project(w, x, name)
         y = F.silu(y) if f"{name}_conv1d.weight" in w else y
-        return y.unflatten(-1, (num_heads, head_dim))
+        return y.view(*y.shape[:2], num_heads, head_dim)
 
     o, _ = operator(heads("q"), heads("k"), heads("v"), F.softplus(w["beta_log"]), dtype=dtype)
     return gated_output(w, x, o, eps)
