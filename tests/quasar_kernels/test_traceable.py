@@ -106,13 +106,7 @@ def test_torch_s_checks_of_an_operator(name, full):
 
 @pytest.mark.parametrize(
     ("dtype", "context"),
-    [
-        (torch.float32, nullcontext),
-        (torch.float32, autocast),
-        (torch.bfloat16, torch.no_grad),
-        (torch.bfloat16, autocast),
-        (torch.float64, nullcontext),
-    ],
+    [(torch.float32, autocast), (torch.bfloat16, torch.no_grad), (torch.float64, nullcontext)],
 )
 def test_one_graph_gives_the_bits_of_the_plain_call(name, context, dtype):
     function = FUNCTIONS[name]
@@ -133,20 +127,20 @@ def test_other_lengths_and_batches_need_one_more_graph(name):
     for T, B in ((20, 2), (70, 3), (33, 5), (129, 4)):
         x = tensors(name, T, B)
         compare(results(compiled, x, {}), results(function, x, {}))
-    assert counter.frame_count <= 3
+    assert counter.frame_count <= 2
     for lengths in ([3, 4], [5, 6, 7], [30, 1, 80, 2]):
         x, more = tensors(name, sum(lengths)), options(name, cu_seqlens=packed(lengths))
         compare(results(compiled, x, more), results(function, x, more))
-    assert counter.frame_count <= 6
+    assert counter.frame_count <= 4
 
 
 @pytest.mark.slow
 def test_within_other_operations_by_inductor():
     x = tensors("chunk_gated_delta_rule", 70)
 
-    def call(q, k, v, g, beta):
-        o, _ = delta_rule.chunk_gated_delta_rule(q * 2, k, v.sin(), -g.exp(), beta.sigmoid())
-        return (o.tanh(),)
+    def call(v, **rest):
+        o, _ = delta_rule.chunk_gated_delta_rule(v=v.sin(), **rest)
+        return (o,)
 
     found = results(torch.compile(call, fullgraph=True), x, {})
     for y, expected in zip(found, results(call, x, {}), strict=True):
