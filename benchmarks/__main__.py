@@ -15,7 +15,6 @@ from benchmarks.engine.commands import run_case
 CASES = Path(__file__).with_name("cases")
 REMOVED = {
     "claim_proof": "scripts/local_validator.py FORK --claim TOKENS_PER_SEC",
-    "delta_rule_training": "python -m benchmarks delta_rule",
     "gpu_tests": "python -m pytest tests/gpu --junitxml FILE",
     "learned_recall": "python -m quasar_kernels.blocks.language",
     "learned_text": "python -m quasar_kernels.blocks.language",

@@ -49,6 +49,7 @@ step claim_acceptance acceptance --fork "$fork"
 step operator operator
 step operator_training operator_training
 step delta_rule delta-rule
+step delta_rule_training delta-rule-training
 step kda kda
 step mechanisms mechanisms
 echo 'Now: python -m benchmarks.report'
