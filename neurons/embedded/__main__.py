@@ -53,7 +53,7 @@ RANKING, GUEST = "competition", "guest"
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 CODE = ("neurons", "harness", "quasar_kernels")
 CHUNK = "chunk_size: int = {}"
-"""The overlay's text with its chunk size of 64, which each miner changes."""
+"""The overlay's text that sets the chunk size, 64; each miner's copy sets its own."""
 CHUNKS = (64, 1, 4, 16, 2, 32)
 """Tokens in a step of each miner's kernel; the second miner's kernel is clearly slower."""
 CHEAT = '''
@@ -244,7 +244,7 @@ class Demo:
         return process.returncode
 
     def _miner(self, name: str) -> dict[str, object]:
-        """Return the settings of one more miner that differ from the first one's."""
+        """Return the settings in which one more miner differs from the first."""
         home = self.folder / name
         own = {"state_dir": home / "state", "fork_remote": home / "fork.git"}
         return {**own, "wallet_miner_name": name}

@@ -17,10 +17,10 @@ FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 
 
 class OneLength:
-    """Answers a request with both Content-Length and Transfer-Encoding with 400, and closes.
+    """Answers a request that has both Content-Length and Transfer-Encoding with 400.
 
-    Server and proxy may use different ones; one of them would then see the end of the body as a
-    further request.
+    If the server and a proxy read different lengths, one of them takes the end of the body for
+    another request. The connection is therefore closed.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -19,12 +19,12 @@ MAX_CRASHES = 3
 """Crashes of the validator during evaluations of one submission, after which it is skipped."""
 
 FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
-"""Seconds before an evaluation is repeated after a fault of this machine or the network. The pause
-doubles with each fault."""
+"""Seconds until the validator repeats an evaluation after a fault of this machine or the network.
+The pause doubles with each fault."""
 
 BEGUN_SECONDS = 600.0
-"""Seconds that an evaluation counts as while it runs, and if a crash ends it. They keep one
-client's new hotkeys from getting several GPUs at once."""
+"""Seconds that count for an evaluation that runs, or that a crash has ended. Otherwise one client's
+new hotkeys would get several GPUs at once."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
 """Seconds after which the time spent on a hotkey no longer counts."""
@@ -141,7 +141,7 @@ class Attempts:
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        """Store a verdict until the API has it. `faults` now counts those of the logit check."""
+        """Store a verdict until the API has it; from now on, count the logit check's faults."""
         self._write(
             submission,
             running=0,

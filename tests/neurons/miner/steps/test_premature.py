@@ -22,7 +22,7 @@ from tests.neurons.fake_validator_api import (
     FakeValidatorApi,
     Fault,
 )
-from tests.neurons.miner.parts import SETTLED, Waits, states, stop_after
+from tests.neurons.miner.parts import SETTLED, Waits, states
 
 
 @pytest.fixture
@@ -235,19 +235,6 @@ def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api):
     assert not {State.FAILED, State.HELD} & set(states(context, done.id))
 
 
-def test_a_failed_poll_after_the_reveal_is_repeated(miner, patient, kernels):
-    """It is judged during the check before the reveal; the first poll after the reveal fails."""
-
-    def judge() -> None:
-        if patient.rows:
-            patient.faults[STATS].extend([Fault(500, "down")] * 6)
-            patient.rows[0].update(validated=True, judged_early=True)
-
-    kernels.on_verify = judge
-    done = run_cycle(miner(submission_mode="commit_reveal"))
-    assert (done.state, done.rank) == (State.PREMATURE, 1)
-
-
 def test_a_failed_second_poll_is_no_premature_verdict(context, patient, waits):
     """The first poll after the reveal reads an outdated list without the submission."""
 
@@ -262,16 +249,3 @@ def test_a_failed_second_poll_is_no_premature_verdict(context, patient, waits):
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
     assert not patient.faults[STATS]
     assert done.judged_early_at is None
-
-
-def test_a_crash_before_the_end_of_a_premature_commitment_delays_it(miner, fake_api, url):
-    context = miner(waiter=Waits(stop_after(1)))
-    committed = run_cycle(context)
-    assert committed.state is State.COMMITTED
-    context.note(context.journal.get(1), judged_early_at=5.0)
-    context.journal.note_early_judgement(url, time.time())
-    context.journal.close()
-    again = miner()
-    assert run_cycle(again).state is State.RANKED
-    assert ends(again)[0] == ("commit_reveal", State.PREMATURE)
-    assert fake_api.count(REVEAL) == 0

@@ -15,7 +15,6 @@ from neurons.miner.steps.submit import LATE_SECONDS
 from neurons.wire.client import ApiClient
 from neurons.wire.rules import block_at
 from tests.neurons.fake_validator_api import (
-    COMMIT,
     LOST,
     PENDING,
     REVEAL,
@@ -107,42 +106,11 @@ def test_the_rounds_end_ends_a_submission_if_statistics_stay_broken(context, fak
     assert run_cycle(context).id == done.id + 1
 
 
-@pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
-def test_an_emptied_database_is_no_verdict(miner, fake_api, mode):
-    """The API starts again with round 1 and an empty queue."""
-    context = miner(submission_mode=mode)
-    fake_api.verdict, context.waiter = None, Waits(stop_after(2 if mode == "commit_reveal" else 1))
-    assert run_cycle(context).state is State.REVEALED
-    context.waiter = Waits()
-    fake_api.wipe()
-    lost = run_cycle(context)
-    assert (lost.state, "lost it" in str(lost.reason)) == (State.ABANDONED, True)
-    fake_api.verdict = 1.0
-    assert (run_cycle(context).state, len(fake_api.rows)) == (State.VALIDATED, 1)
-
-
 def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(direct, fake_api):
     fake_api.after[SUBMIT] = lambda: fake_api.faults[ROUND].extend([Fault(500, "no")] * 3)
     done = run_cycle(direct)
     assert (done.state, fake_api.count(SUBMIT)) == (State.VALIDATED, 1)
     assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
-
-
-def test_an_api_that_lost_the_commitment_receives_a_new_one(context, fake_api, waits, monkeypatch):
-    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
-    fake_api.faults[REVEAL].append(LOST)
-    waits.then = lambda _: fake_api.wipe_once() if fake_api.count(REVEAL) else None
-    lost = run_cycle(context)
-    # the third reveal follows a registration
-    assert (lost.state, fake_api.count(REVEAL)) == (State.ABANDONED, 3)
-    assert run_cycle(context).state is State.VALIDATED
-
-
-def test_a_commitment_that_may_have_arrived_is_looked_up_first(context, fake_api):
-    fake_api.faults[COMMIT].append(LOST)
-    fake_api.faults[PENDING].extend([Fault(502, "gateway")] * 3)
-    assert run_cycle(context).state is State.VALIDATED
-    assert (len(fake_api.rows), fake_api.count(COMMIT)) == (1, 1)
 
 
 def test_a_direct_submission_that_may_have_arrived_is_not_repeated(direct, fake_api, waits):
@@ -190,25 +158,6 @@ def test_a_direct_submission_that_arrives_late_is_not_sent_twice(direct, fake_ap
     assert (len(fake_api.rows), waits.seconds.count(LATE_SECONDS)) == (1, 1)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_database_may_be_emptied_just_before_or_after_a_direct_submission(direct, fake_api, when):
-    getattr(fake_api, when)[SUBMIT] = fake_api.wipe_once
-    done = run_cycle(direct)
-    assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
-    emptied = "2026-01-02T00:00:01"  # the first round of the second database
-    assert (done.round_start == emptied) is (when == "before")
-
-
-def test_a_commitment_that_arrived_in_an_emptied_database_is_not_lost(context, fake_api):
-    """The journal has a round of the old database; the commitment is in the new one."""
-    fake_api.shows_scores = False
-    fake_api.before[COMMIT] = fake_api.wipe_once
-    done = run_cycle(context)
-    assert (done.state, done.rank, done.id) == (State.RANKED, 1, 1)
-    # refused as unregistered, accepted, and refused as repeated, which shows that the server has it
-    assert (fake_api.count(REVEAL), len(fake_api.rows)) == (3, 1)
-
-
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api, others):
     """A second machine may have queued another commit for the same target at the same time."""
@@ -229,13 +178,6 @@ def test_a_refused_direct_submission_is_repeated_despite_others(direct, fake_api
         fake_api.add_foreign()
     assert run_cycle(direct).state is State.VALIDATED
     assert [row["miner_hotkey"] for row in fake_api.rows].count(HOTKEY) == 1
-
-
-def test_an_emptied_database_receives_the_direct_submission_again(direct, fake_api, waits):
-    waits.then = lambda _: fake_api.wipe_once()
-    fake_api.faults[SUBMIT].append(LOST)
-    fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
-    assert (run_cycle(direct).state, len(fake_api.rows)) == (State.VALIDATED, 1)
 
 
 @pytest.mark.parametrize("created_at", ["2020-01-01T00:00:00", "some days ago"])
