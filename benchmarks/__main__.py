@@ -16,6 +16,7 @@ CASES = Path(__file__).with_name("cases")
 REMOVED = {
     "claim_proof": "scripts/local_validator.py FORK --claim TOKENS_PER_SEC",
     "gpu_tests": "python -m pytest tests/gpu --junitxml FILE",
+    "inference": "the requests of docs/inference.md",
     "learned_recall": "python -m quasar_kernels.blocks.language",
     "learned_text": "python -m quasar_kernels.blocks.language",
     "nsight": "Nsight Compute's command of docs/tuning-a-kernel.md",

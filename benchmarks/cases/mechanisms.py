@@ -26,33 +26,26 @@ from quasar_kernels.mount import mount
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 SOAK_SECONDS = 0.3
 """Work before a process's first timing, so that the GPU has the clocks of sustained work."""
-PACKAGES = ("fla-core", "mamba_ssm")
 
 PROTOCOL = f"""\
 bf16, one sequence, 8 heads of 64 channels (Mamba-2: a state of 64, B and C shared by the heads), \
 log decays and step sizes in fp32, inputs as a fresh layer of each mechanism makes them. \
-fla-core: its functions of these names, Mamba-2 by its simple GLA; token by token: the definition \
-in fp32; softmax: torch's flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and Quasar in \
-parallel over 512 channels with norms, fusion and MLP, fp32 weights under bf16 autocast. Each \
-call is compared with float64 over its first 1,024 tokens. {CHECKED} Graph: median of 5 runs of \
-CUDA-graph replays without a gap; calls of over 15 ms and packed ones by CUDA events around \
-consecutive calls, median of 5. Packed: 13 sequences of 131 to 16,383 tokens in one row. \
-Decoding: one token of 64 sequences, alternating states, which are not in the L2 cache; softmax \
-attends to 4,096 cached tokens. Memory: the most that was allocated during a call, inputs \
-included. Bound: inputs and states read once and results written once at the speed of a large \
-copy (backward: inputs read again), or softmax's and the block's products at the speed of a large \
-product, whichever takes longer. Each implementation runs in a fresh process. Calls that would \
-take over a second are omitted."""
+fla-core: its functions of these names, Mamba-2 by its simple GLA; softmax: torch's flash kernels, \
+causal. Hybrid block: RWKV-6, Mamba-2 and Quasar in parallel over 512 channels with norms, fusion \
+and MLP, fp32 weights under bf16 autocast. Each call is compared with float64 over its first 1,024 \
+tokens. {CHECKED} Graph: median of 5 runs of CUDA-graph replays without a gap; calls of over 15 ms \
+and packed ones by CUDA events around consecutive calls, median of 5. Packed: 13 sequences of 131 \
+to 16,383 tokens in one row. Decoding: one token of 64 sequences, alternating states, which are \
+not in the L2 cache; softmax attends to 4,096 cached tokens. Memory: the most that was allocated \
+during a call, inputs included. Bound: inputs and states read once and results written once at the \
+speed of a large copy (backward: inputs read again), or softmax's and the block's products at the \
+speed of a large product, whichever takes longer. Each implementation runs in a fresh process. \
+Calls that would take over a second are omitted."""
 
 
 def machine(device: str, commit: str | None) -> Run:
     """Return a run without entries, with the GPU's rates, or rates of 1 without a GPU."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {"fla-core": metadata.version("fla-core")}
     copies, products = 1.0, 1.0
     if device == "cuda":
         clocks.soak(SOAK_SECONDS)
@@ -70,13 +63,8 @@ def implementation(name: str, tokens: Sequence[int], device: str) -> Iterator[En
     one = implementations()[name]
     if device == "cuda":
         clocks.soak(SOAK_SECONDS)
-    if one.entries is not None:
-        yield from one.entries(device)
-        return
-    assert one.make is not None  # noqa: S101 # an implementation has `make` or a reason
-    lengths = [n for n in tokens if one.longest is None or n <= one.longest]
-    work = Work(name, one.make(device), max(lengths), device)
-    yield from entries(work, one.power, lengths)
+    work = Work(name, one.make(device), max(tokens), device)
+    yield from entries(work, one.power, tokens)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

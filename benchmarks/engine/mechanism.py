@@ -5,8 +5,7 @@ Tensors of three or more dimensions are `[B, T, ...]`; the others are shared by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,15 +14,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.comparison import Exact, Inputs, Shape, Step
-from benchmarks.engine.results import Entry
 from quasar_kernels.decay_reference import run_recurrence
 
-OURS, FLA, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
+OURS, FLA = "quasar_kernels", "fla-core"
 """Sources of the implementations."""
 HEADS, WIDTH = 8, 64
 NONE: Mapping[str, Any] = MappingProxyType({})
-SEQUENTIAL_TOKENS = 1024
-"""Longest call of implementations that launch several operations for each token."""
 SLOWEST, FASTEST = 1e-3, 1e-1
 """Bounds of step sizes, which are log-uniform between them, as in Mamba-2's initialisation."""
 
@@ -48,7 +44,6 @@ class Calls(NamedTuple):
     state: Callable[[int], Any]  # draws the states of so many sequences
     # least floating-point operations of a forward pass's products over sequences of these lengths
     operations: Callable[[list[int]], float] = lambda _: 0.0
-    no_packing: str = ""  # why packed sequences are not supported; empty if they are
     parameters: tuple[Tensor, ...] = ()  # further tensors that need gradients
     like: str = "v"  # the input that has the output's shape and dtype
     changes_state: bool = True  # whether a step writes the state, besides reading it
@@ -60,10 +55,8 @@ class Implementation(NamedTuple):
 
     mechanism: str
     by: str  # source of the implementation
-    make: Callable[[str], Calls] | None  # for a device; imports the implementation
+    make: Callable[[str], Calls]  # for a device; imports the implementation
     power: int = 1  # its time grows with this power of the tokens
-    longest: int | None = None  # tokens of a call; None: all lengths are measured
-    entries: Callable[[str], Iterator[Entry]] | None = None  # replaces `make`: entries for a device
 
 
 def calls(draw: Callable[[Shape, str], Inputs], exact: Exact, device: str, **how: Any) -> Calls:
@@ -124,31 +117,6 @@ def functions(
         return calls(draw, exact, device, chunks=chunks, step=step)
 
     return make
-
-
-def one_by_one(
-    mechanism: str,
-    draw: Callable[[Shape, str], Inputs],
-    exact: Exact,
-    recurrence: Callable[..., Any],
-    like: str = "v",
-) -> Implementation:
-    """Return the implementation that runs `recurrence` in fp32, token by token."""
-
-    def call(x: Inputs, state: Tensor | None) -> Tensor:
-        wide = {name: t.float() for name, t in x.items()}
-        o: Tensor = recurrence(**wide, initial_state=state, dtype=torch.float32)[0]
-        return o
-
-    why = "one token after the other is timed over one sequence"
-    how: dict[str, Any] = {
-        "chunks": lambda x, _: call(x, None),
-        "step": call,
-        "no_packing": why,
-        "like": like,
-    }
-    make = partial(calls, draw, exact, **how)
-    return Implementation(mechanism, SEQUENTIAL, make, longest=SEQUENTIAL_TOKENS)
 
 
 def noise(shape: Shape, device: str) -> Tensor:

@@ -202,8 +202,4 @@ def entries(work: Work, power: int, lengths: Sequence[int]) -> Iterator[Entry]:
     tokens = min(PACKED_TOKENS, max(lengths))
     bounds = packed_bounds(tokens, work.device)
     for way in WAYS:
-        packed = entry(way, tokens, packed=True)
-        if work.calls.no_packing:
-            yield packed(failure=work.calls.no_packing)
-        else:
-            yield attempt(packed, partial(work.measured, way, tokens, bounds))
+        yield attempt(entry(way, tokens, packed=True), partial(work.measured, way, tokens, bounds))

@@ -1,19 +1,16 @@
-"""A hybrid block of all three branches, and training steps of a small hybrid model."""
+"""A hybrid block of three branches."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.engine.clocks import free, single_ms
 from benchmarks.engine.comparison import Inputs
 from benchmarks.engine.mechanism import OURS, Bounds, Calls, Implementation
-from benchmarks.engine.results import Entry
 
 if TYPE_CHECKING:
     from quasar_kernels.blocks import BlockState
@@ -21,8 +18,6 @@ if TYPE_CHECKING:
 BLOCK_WIDTH, BLOCK_HEADS = 512, 8
 PROMPT = 32
 """Tokens of the prompt before the decoded token."""
-
-WARM_STEPS, STEPS, BUSY_STEPS = 4, 12, 3
 
 
 class States:
@@ -101,62 +96,4 @@ def make(device: str) -> Calls:
     )
 
 
-def trainings(device: str) -> Iterator[Entry]:
-    """Run training steps of the model with each setting, on random bytes as text."""
-    from quasar_kernels.blocks.language import Recipe, Sizes, Training
-
-    # 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2
-    kept = Sizes(width=192, heads=3, layers=4, inner=640)
-    settings = {
-        "everything kept": kept,
-        "blocks computed again (checkpoint_above=256)": kept._replace(checkpoint_above=256),
-    }
-    on_gpu = device == "cuda"
-    # sequences of 512 tokens, of which the last one is only a target
-    recipe, steps = (Recipe(511, 64), STEPS) if on_gpu else (Recipe(31, 2), 1)
-    text = torch.randint(256, (1 << 20,), dtype=torch.uint8).numpy().tobytes()
-    for setting, sizes in settings.items():
-        free()
-        training = Training(text, sizes, recipe, torch.device(device))
-        step_ms = single_ms(training.step, steps, min(WARM_STEPS, steps)).wall
-        loss = training.step()
-        block: Any = training.model.blocks[0]
-        chosen = block.backends(torch.bfloat16 if on_gpu else None)
-        peak = torch.cuda.max_memory_allocated() if on_gpu else 0
-        busy = kernel_seconds(training.step, BUSY_STEPS) / step_ms * 1e3 if on_gpu else 0
-        parameters = sum(p.numel() for p in training.model.parameters())
-        yield Entry(
-            table="training",
-            of={
-                "setting": setting,
-                "parameters": parameters,
-                "batch": recipe.batch,
-                "tokens": recipe.tokens + 1,
-            },
-            by="model",
-            figures={
-                "step_ms": step_ms,
-                "peak_bytes": peak,
-                "loss": loss,
-                "busy": min(1.0, busy),
-            },
-            texts={name: backend.name for name, backend in chosen.items()},
-        )
-        del training
-        free()
-
-
-def kernel_seconds(call: Callable[[], object], times: int) -> float:
-    """Return the seconds that the GPU's kernels and copies take in one of several calls."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(times):
-            call()
-        torch.cuda.synchronize()
-    total: float = sum(event.self_device_time_total for event in profiler.key_averages())
-    return total / 1e6 / times
-
-
-IMPLEMENTATIONS = {
-    "block": Implementation("hybrid block", OURS, make),
-    "model": Implementation("hybrid model", OURS, None, entries=trainings),
-}
+IMPLEMENTATIONS = {"block": Implementation("hybrid block", OURS, make)}

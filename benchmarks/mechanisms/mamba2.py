@@ -10,23 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.engine.comparison import Inputs, Shape, Step
+from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.mechanism import (
     FLA,
     HEADS,
     OURS,
-    WIDTH,
     Bounds,
     Calls,
     Implementation,
     calls,
     imported,
     noise,
-    one_by_one,
     steps,
 )
 from quasar_kernels.blocks.chunked import decayed_attention
-from quasar_kernels.decay_reference import ssd_recurrence
 
 STATE = 64
 """State size: the default of quasar_kernels.blocks.Mamba2."""
@@ -63,19 +60,12 @@ def make(kernels: str, device: str) -> Calls:
         tensors: list[Any] = [*(x[n] for n in ("x", "dt", "A", "B", "C")), None, state, where]
         return function(*tensors)[0]
 
-    one_token: dict[str, Step] = {
-        "triton": lambda x, state: call(x, state, None),
-        "fla-core": _simple_gla,
-        "mamba_ssm": _state_update,
-    }
-    no_packs = "quasar_kernels gives mamba_ssm no packed sequences"
     return calls(
         draw,
         exact,
         device,
         chunks=lambda x, bounds: call(x, None, bounds),
-        step=one_token[kernels],
-        no_packing=no_packs if kernels == "mamba_ssm" else "",
+        step=_simple_gla if kernels == "fla-core" else lambda x, state: call(x, state, None),
         like="x",
     )
 
@@ -88,20 +78,7 @@ def _simple_gla(x: Inputs, state: Tensor) -> Tensor:
     return o
 
 
-def _state_update(x: Inputs, state: Tensor) -> Tensor:
-    module = "mamba_ssm.ops.triton.selective_state_update"
-    (function,) = imported(module, "selective_state_update")
-    # mamba_ssm's states are transposed, and its rates and step sizes have an entry per channel
-    rates = x["A"][:, None, None].expand(-1, WIDTH, STATE).float()
-    sizes = x["dt"][:, 0, :, None].expand(-1, -1, WIDTH)
-    first = (x[n][:, 0] for n in ("B", "C"))
-    o: Tensor = function(state.mT, x["x"][:, 0], sizes, rates, *first)
-    return o[:, None]
-
-
 IMPLEMENTATIONS = {
     "mamba2": Implementation(NAME, OURS, partial(make, "triton")),
-    "mamba2-ssm": Implementation(NAME, "mamba_ssm", partial(make, "mamba_ssm")),
     "mamba2-fla": Implementation(NAME, FLA, partial(make, "fla-core")),
-    "mamba2-torch": one_by_one(NAME, draw, exact, ssd_recurrence, like="x"),
 }

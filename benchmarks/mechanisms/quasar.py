@@ -14,9 +14,7 @@ from benchmarks.engine.mechanism import (
     Implementation,
     calls,
     imported,
-    one_by_one,
 )
-from quasar_kernels.reference import quasar_recurrence
 
 
 def draw(shape: Shape, device: str) -> Inputs:
@@ -42,5 +40,4 @@ def make(device: str) -> Calls:
 
 IMPLEMENTATIONS = {
     "quasar": Implementation("Quasar", OURS, make),
-    "quasar-torch": one_by_one("Quasar", draw, exact, quasar_recurrence),
 }

@@ -14,10 +14,8 @@ from benchmarks.engine.mechanism import (
     calls,
     functions,
     noise,
-    one_by_one,
 )
 from quasar_kernels.blocks.chunked import decayed_attention
-from quasar_kernels.decay_reference import wkv6_recurrence
 
 
 def draw(shape: Shape, device: str) -> Inputs:
@@ -54,5 +52,4 @@ def make(device: str) -> Calls:
 IMPLEMENTATIONS = {
     "rwkv6": Implementation("RWKV-6", OURS, make),
     "rwkv6-fla": Implementation("RWKV-6", FLA, functions(draw, exact, "rwkv6", scale=1.0)),
-    "rwkv6-torch": one_by_one("RWKV-6", draw, exact, wkv6_recurrence),
 }

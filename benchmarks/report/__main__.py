@@ -19,7 +19,7 @@ from quasar_kernels.arguments import Parser
 def documents() -> dict[Path, str]:
     modules = (layer, kernels, models, cards, parallel, rivals)
     texts = {path: text for module in modules for path, text in module.documents().items()}
-    for name in ("adaptive-layer", "delta-rule", "first-call", "inference", "kda", "layer"):
+    for name in ("adaptive-layer", "delta-rule", "first-call", "kda", "layer"):
         texts |= page(name)
     return texts | page("claim", median=median)
 

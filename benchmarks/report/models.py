@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.cases.mechanisms import bound_ms
 from benchmarks.engine.comparison import WAYS
-from benchmarks.engine.mechanism import FLA, SEQUENTIAL
+from benchmarks.engine.mechanism import FLA
 from benchmarks.engine.results import Entry, Run
 from benchmarks.mechanisms import implementations
 from benchmarks.report.documents import RESULTS, page, run_of
@@ -61,10 +61,10 @@ def timed(run: Run, way: str, *, packed: bool = False) -> dict[str, dict[int, En
     return result
 
 
-def per_second(entry: Entry, ms: str = "ms") -> str:
+def per_second(entry: Entry) -> str:
     """Return millions of tokens of all sequences in a second."""
     tokens = int(entry.of["batch"]) * int(entry.of["tokens"])
-    return f"{tokens / entry.figures[ms] / 1e3:.3g}"
+    return f"{tokens / entry.figures['ms'] / 1e3:.3g}"
 
 
 def lines(run: Run, way: str) -> list[Record]:
@@ -97,8 +97,6 @@ def details(run: Run) -> list[Record]:
     for way in WAYS:
         packed = timed(run, way, packed=True)
         for name, calls in timed(run, way).items():
-            if implementations()[name].by == SEQUENTIAL:
-                continue
             tokens = min(calls, key=lambda n: abs(n - DETAILED_TOKENS))
             packed_call = packed.get(name, {}).get(tokens)
             packed_ms = packed_call.figures["ms"] if packed_call else None
@@ -134,7 +132,6 @@ def absent(run: Run) -> dict[str, list[str]]:
 def cost_plot(run: Run, way: str) -> str:
     """Return the SVG of the kernels' time by tokens, with dashed lines for fla's."""
     known = implementations()
-    kernels = {n: calls for n, calls in timed(run, way).items() if known[n].by != SEQUENTIAL}
     panels = []
     for title, colours in FAMILIES.items():
         shown = {REFERENCE: GREY, **colours}
@@ -145,7 +142,7 @@ def cost_plot(run: Run, way: str) -> str:
                 [(tokens, calls[tokens].figures["ms"]) for tokens in sorted(calls)],
                 dashed=one.by == FLA,
             )
-            for name, calls in kernels.items()
+            for name, calls in timed(run, way).items()
             if (one := known[name]).mechanism in shown
         ]
         panels.append(Panel(title, drawn))
@@ -154,7 +151,7 @@ def cost_plot(run: Run, way: str) -> str:
 
 
 def documents() -> dict[Path, str]:
-    functions = (lines, details, decoding, absent, per_second)
+    functions = (lines, details, decoding, absent)
     costs = run_of("mechanisms")
     return {
         **page("models", **{function.__name__: function for function in functions}),

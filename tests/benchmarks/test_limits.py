@@ -91,9 +91,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("settings", "confirm_seconds", 61.0, {}, "confirming what was measured"),
         ("agreement", "figures/validator", 1.0, {"tokens": 100_000}, "loop apart"),
     ],
-    "inference": [
-        ("ways", "figures/tokens_per_sec", 1.0, {"by": "server"}, "generate's with a static cache")
-    ],
     "../honesty": [
         ("shapes", "figures/refuted", 0.5, {}, "refuted: 0.5, limit 0.0001"),
         ("shapes", "figures/ratio", 0.9, {}, "claim / median: 0.9, limit 0.97"),
