@@ -69,7 +69,7 @@ PROVEN = {**dict.fromkeys(WRONG_DIGESTS, DIGESTS), "ForgesSolvedDigests": "diges
 SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose calls take at least 30 ms; no change of their process must raise their speed."""
 LENGTHS = {
-    "ForgesByHalves": 64,  # it computes a hundred calls in each chain
+    "ForgesByHalves": 32,  # it computes a hundred calls in each chain
     # a stall of the host in its ten short timed calls must not make them as slow as honest ones
     "RemembersByContent": 1024,
     **dict.fromkeys(("ComputesOnlyTheBeginning", "ZeroesAChunk", "ForgesByWindows"), 512),

@@ -65,8 +65,8 @@ def _batched(local, seed, calls):
 def _prepared(local, seed, calls):
     """Reports the digests of a chain that it has computed before."""
     if not hasattr(local, "digests"):
-        local.digests = true_chain(local, 7, 64)["digests"]
-    return {"digests": local.digests[torch.arange(calls) % 64].clone()}
+        local.digests = true_chain(local, 7, 16)["digests"]
+    return {"digests": local.digests[torch.arange(calls) % 16].clone()}
 
 
 def _looping(local, seed, calls):
