@@ -25,7 +25,7 @@ RUNNER = """\
 import json, os, sys, warnings
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # fla warns on a CPU
-    import fla.ops  # once for all documents, because it takes longer than the examples
+    import fla.ops, torch._dynamo, triton  # once for all documents: the examples take less time
 failures = 0
 for blocks in json.load(sys.stdin):
     if os.fork() == 0:
