@@ -164,7 +164,6 @@ class Decoder:
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens in the vocabulary."""
         return int(self.model.config.vocab_size)
 
     @torch.inference_mode()

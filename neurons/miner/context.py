@@ -100,7 +100,6 @@ class Context:
 
     @property
     def poll_seconds(self) -> float:
-        """The seconds between two polls of the server."""
         return 1.0 if self.client.on_loopback else 15.0
 
     @property

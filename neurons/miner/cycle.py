@@ -161,7 +161,6 @@ class Submission:
 
     @property
     def closed(self) -> bool:
-        """Whether its state is final."""
         return self.state in CLOSED
 
     @property

@@ -81,7 +81,6 @@ class Journal:
         return None if row is None else float(row[0])
 
     def note_early_judgement(self, api_url: str, now: float) -> None:
-        """Record that this API seemed to judge a commitment before its reveal."""
         with transaction(self._database):
             self._database.execute("INSERT OR REPLACE INTO apis VALUES (?, ?)", (api_url, now))
 

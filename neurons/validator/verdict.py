@@ -39,7 +39,6 @@ def reject(reason: str) -> Verdict:
 
 
 def is_claim(claim: float | None) -> bool:
-    """Return whether a claim is a positive, finite speed."""
     return claim is not None and math.isfinite(claim) and claim > 0.0
 
 

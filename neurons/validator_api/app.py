@@ -72,7 +72,7 @@ def create_app(api: Api) -> FastAPI:
 
 
 async def _follow_chain(api: Api) -> None:
-    """Read the subnet's registrations from the chain at intervals, if a setting needs them."""
+    """If a setting needs the subnet's registrations, read them from the chain at intervals."""
     while api.read_chain is not None:
         try:
             await asyncio.to_thread(api.update_neurons)

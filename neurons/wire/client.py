@@ -52,7 +52,6 @@ class Queue(protocol.Message):
 
     @property
     def performers(self) -> list[protocol.Performer]:
-        """This hotkey's rows of `top_performers`."""
         return [row for row in self.top_performers if isinstance(row, protocol.Performer)]
 
     @property
@@ -76,7 +75,6 @@ class Limiter:
         self._wait, self._clock = wait, clock
 
     def __call__(self) -> None:
-        """Wait until a request may be sent, and count it."""
         if len(self._sent) == self._sent.maxlen:
             self._wait(max(0.0, self._sent[0] + 60.0 - self._clock()))
         self._sent.append(self._clock())

@@ -43,8 +43,8 @@ Each = Callable[[dict[str, Any]], object]
 ENCODING = "identity"
 """The only content encoding that requests accept: a compressed body could fill the memory."""
 FREE_NODES, BYTES_PER_NODE = 1000, 8
-"""A reply may have this many JSON values, and one more for each BYTES_PER_NODE bytes: in memory, an
-empty list takes 30 times the size of its text."""
+"""A reply may have FREE_NODES JSON values, and one more for each BYTES_PER_NODE bytes. The limit is
+needed because an empty list takes 30 times as much memory as its text."""
 REPLY_BYTES = 2**20
 REPLY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
@@ -66,7 +66,7 @@ class TimeLimit:
         self.over = False  # whether the limit ended the last request
 
     def __call__(self, event: str, details: dict[str, Any]) -> None:
-        """Store the new connection; requests need this object as the extension `trace`."""
+        """Store the new connection; httpx calls this object, the extension `trace` of a request."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._stream = details["return_value"]
             if self.over:
@@ -201,7 +201,7 @@ class Connection:
             raise_transport(self.base_url, route, error)
 
     def _body(self, route: str, response: httpx.Response, most: int) -> bytes:
-        """Return the body, read within one deadline; httpx's own restarts at every packet."""
+        """Return the body, read within one deadline; httpx's own limit restarts at every packet."""
         deadline = time.monotonic() + self._reply_seconds
         check_encoding(route, response.headers)
         data = bytearray()

@@ -110,7 +110,7 @@ class AlreadyRevealed(Refused):
 
 
 class RevealRefused(Refused, HeldUntilRelease):
-    """400, or another status that a server may count as a failure: five ban the address."""
+    """400, or another status that may count as a failure; five failures ban the address."""
 
 
 class HashMismatch(RevealRefused):

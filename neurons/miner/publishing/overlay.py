@@ -30,7 +30,6 @@ class Overlay:
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
-        """The paths of the files, relative to the fork's root."""
         return tuple(overlay_files(self._scope, self._root()))
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
@@ -119,7 +118,7 @@ class Overlay:
             )
 
     def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
-        """Return the contents of the overlay's files and of `undone_files`; None: to be deleted."""
+        """Return the contents of the overlay's files and of `undone_files`; None deletes a file."""
         root = self._root()
         ours = {str(name): (root / name).read_bytes() for name in self.files}
         undone = self.undone_files(tool, tip).items()

@@ -52,7 +52,6 @@ class TunedKernels:
         return evidence if sound and evidence.shipped == overlay_digest() else None
 
     def root(self) -> Path:
-        """Return the folder of the kernels that are published."""
         evidence = self.evidence()
         return OVERLAY if evidence is None else self.folder / evidence.overlay
 

@@ -50,13 +50,11 @@ class _Entry(NamedTuple):
 
 
 def weighted(submission: Submission, ranking: Ranking) -> float:
-    """Return the submission's result under a round's rule."""
     speed, length = submission.tokens_per_sec or 0.0, submission.target_sequence_length
     return weighted_score(speed, length, ranking, submission.score)
 
 
 def is_confirmed(submission: Submission) -> bool:
-    """Return whether the verdict confirmed the claim."""
     return (submission.score or 0.0) > 0.0 and submission.verification_passed is not False
 
 

@@ -154,7 +154,6 @@ def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
 
 
 def _check_may_submit(t: Transaction, hotkey: str, client: str) -> None:
-    """Refuse an unregistered hotkey and a banned client."""
     if t.session.get(Miner, hotkey) is None:
         raise Refusal(404, "Miner not registered")
     bans.check_not_banned(t, client)
@@ -230,6 +229,5 @@ def _withdraw_replaced(t: Transaction, row: Submission) -> None:
 
 
 def _claim(request: protocol.ClaimRequest, target: int) -> dict[str, Any]:
-    """Return the columns that a claim fills."""
     claim = request.model_dump(include={"fork_url", "commit_hash", "tokens_per_sec", "vram_mb"})
     return claim | {"benchmarks": protocol.known_figures(request.benchmarks, target)}

@@ -178,5 +178,4 @@ class UsedNonce(Base):
 
 
 def count(session: Session, *where: ColumnExpressionArgument[bool]) -> int:
-    """Count the submissions that fulfil all conditions."""
     return session.scalar(select(func.count()).select_from(Submission).where(*where)) or 0

@@ -13,7 +13,6 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Add the columns."""
     rule = sa.Column("ranking", sa.String(), nullable=False, server_default="claim")
     op.add_column("rounds", rule)
     op.add_column("submissions", sa.Column("revealed_at", sa.DateTime()))
