@@ -23,8 +23,8 @@ CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    monkeypatch.setattr(operator, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(mixers, "_multiprocessors", lambda _: 132)
+    for plan in (operator, mixers):
+        monkeypatch.setattr(plan, "multiprocessors", lambda _: 132)
 
 
 def cuda_program(warps=4):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import is_recorded
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
 from fla.ops.quasar.triton_kernels.launch import compile_ahead
+from fla.ops.quasar.triton_kernels.plan import multiprocessors
 from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Kernels, KernelsFunction
@@ -95,11 +95,6 @@ class Plan(NamedTuple):
         return self.segments.table is not None
 
 
-@functools.cache
-def _multiprocessors(device: int | None) -> int:
-    return 1 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def plan_call(
     shape: Shape,
     device: torch.device,
@@ -121,13 +116,13 @@ def plan_call(
         sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
         bounds = host_bounds(cu_seqlens)
     longest = T if bounds is None else longest_of(bounds)
-    multiprocessors = _multiprocessors(device.index)
+    units = multiprocessors(device) or 1
     if segments is not None:
         length = math.ceil(T / segments)
-    elif longest <= ALONE or B * T * programs >= WHOLE * multiprocessors * longest:
+    elif longest <= ALONE or B * T * programs >= WHOLE * units * longest:
         length = max(longest, 1)
     else:
-        most = PROGRAMS * multiprocessors // (programs * B)
+        most = PROGRAMS * units // (programs * B)
         length = math.ceil(T / max(1, min(most, math.ceil(T / MIN_TOKENS))))
     length = tiles.chunk * math.ceil(length / tiles.chunk)
     if bounds is None:
