@@ -10,10 +10,8 @@ from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.delta_rule.calls import (
     GATED,
     PLAIN,
-    chunk,
     gated_rules,
     inputs,
-    recurrent,
     rules,
 )
 from tests.quasar_kernels.float64 import check, with_float64
@@ -103,9 +101,9 @@ def test_strong_decays_leave_the_digits_of_later_weak_ones(rule, strong):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", ["q", "k", "v", "beta", "g"])
 def test_a_value_that_is_not_finite_does_not_reach_earlier_tokens(rule, value, place):
-    x = rule.draw(150, H=1)
+    x = rule.draw(70, H=1)
     before, _ = rule.call(x)
-    for t in (0, 15, 16, 30, 63, 64, 100):
+    for t in (0, 15, 16, 63, 64):
         wrong = getattr(x, place).clone()
         wrong[:, t].view(-1)[0] = value
         after, _ = rule.call(x._replace(**{place: wrong}))
@@ -123,14 +121,20 @@ def test_step_sizes_up_to_2(rule):
     check([rule.call(x)[0]], [rule.exact(x)[0]], ADVERSARIAL)
 
 
-@pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
-def test_all_options(call):
-    x = inputs(80, B=2, V=24, dtype=torch.float64)
-    raw, log, bias = torch.randn(2, 80, 2), torch.rand(2), torch.randn(2)
-    state = torch.randn(2, 2, 24, 16, dtype=torch.float64)
-    o, final = call(
-        x._replace(q=3 * x.q, k=2 * x.k, beta=raw, g=raw),
-        True,
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [*((name, None) for name in GATED), ("KDA chunk", -5.0), ("KDA recurrent", -5.0)],
+)
+def test_all_options(name, bound):
+    rule = GATED[name]
+    x = rule.draw(80, B=2, V=24, dtype=torch.float64)
+    raw, beta, log = torch.randn_like(x.g), torch.randn(2, 80, 2), torch.rand(2)
+    bias, state = torch.randn(raw.shape[2:]), torch.randn(2, 2, 24, 16, dtype=torch.float64)
+    more = {} if bound is None else {"lower_bound": bound}
+    if name == "KDA chunk" and bound is not None:
+        more["safe_gate"] = True
+    o, final = rule.call(
+        x._replace(q=3 * x.q, k=2 * x.k, beta=beta, g=raw),
         initial_state=state,
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
@@ -138,12 +142,14 @@ def test_all_options(call):
         allow_neg_eigval=True,
         use_gate_in_kernel=True,
         A_log=log,
-        dt_bias=bias,
+        dt_bias=bias.flatten(),
         state_v_first=True,
+        **more,
     )
     q, k = (F.normalize(y, dim=-1) for y in (x.q, x.k))
-    g = -torch.exp(log) * F.softplus(raw + bias)
-    wanted = delta_recurrence(q, k, x.v, 2 * raw.sigmoid(), g, state.mT, scale=0.25)
+    rate, shifted = torch.exp(log).view(2, *[1] * (bias.ndim - 1)), raw + bias
+    g = -rate * F.softplus(shifted) if bound is None else bound * torch.sigmoid(rate * shifted)
+    wanted = delta_recurrence(q, k, x.v, 2 * beta.sigmoid(), g, state.mT, scale=0.25)
     check((o, final.mT), wanted, 1e-5)  # the normalisation adds 1e-6
 
 

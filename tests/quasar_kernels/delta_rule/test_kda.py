@@ -7,7 +7,6 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
 from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
@@ -69,35 +68,6 @@ def test_strong_decays_leave_the_digits_of_weak_ones(call):
     x = x._replace(g=g)
     check(*with_float64(lambda *y: call(type(x)(*y))[0], lambda *y: expected(type(x)(*y))[0], *x),
           2e-6)  # fmt: skip
-
-
-@calls
-@pytest.mark.parametrize("bound", [None, -5.0])
-def test_all_options(call, bound):
-    x = drawn(80, B=2, V=24, dtype=torch.float64)
-    raw, log, bias = torch.randn(2, 80, 2, 16), torch.rand(2), torch.randn(32)
-    beta, state = torch.randn(2, 80, 2), torch.randn(2, 2, 24, 16, dtype=torch.float64)
-    more = {} if bound is None else {"lower_bound": bound}
-    if bound is not None and call is chunk_kda:
-        more["safe_gate"] = True
-    o, final = call(
-        x._replace(q=3 * x.q, k=2 * x.k, beta=beta, g=raw),
-        initial_state=state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-        use_beta_sigmoid_in_kernel=True,
-        allow_neg_eigval=True,
-        use_gate_in_kernel=True,
-        A_log=log,
-        dt_bias=bias,
-        state_v_first=True,
-        **more,
-    )
-    q, k = (F.normalize(y, dim=-1) for y in (x.q, x.k))
-    rate, shifted = torch.exp(log)[:, None], raw + bias.view(2, 16)
-    g = -rate * F.softplus(shifted) if bound is None else bound * torch.sigmoid(rate * shifted)
-    wanted = delta_recurrence(q, k, x.v, 2 * beta.sigmoid(), g, state.mT, scale=0.25)
-    check((o, final.mT), wanted, 1e-5)  # the normalisation adds 1e-6
 
 
 def test_a_gate_with_a_bound_needs_no_rates():

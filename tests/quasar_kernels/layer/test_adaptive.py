@@ -25,6 +25,16 @@ def layer_of(dtype=torch.float32, **settings) -> AdaptiveQuasarAttention:
     return layer
 
 
+def test_parameters_have_the_names_and_shapes_of_the_public_layer_s():
+    width, heads = (HEADS * HEAD, WIDTH), HEADS * HEAD
+    shapes = {f"{name}_proj.weight": width for name in "qkvf"}
+    shapes |= {f"{name}_conv1d.weight": (heads, 1, 4) for name in "qkv"}
+    shapes |= {"b_proj.weight": (HEADS, WIDTH), "A_log": (HEADS,), "dt_bias": (heads,)}
+    shapes |= {"g_proj.0.weight": (HEAD, WIDTH), "g_proj.1.weight": (heads, HEAD)}
+    shapes |= {"g_proj.1.bias": (heads,), "o_norm.weight": (HEAD,), "o_proj.weight": width[::-1]}
+    assert {name: tuple(p.shape) for name, p in layer_of().state_dict().items()} == shapes
+
+
 def tables(tokens: int, channels: int = 4, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     angles = torch.arange(first, first + tokens)[:, None] * torch.rand(channels // 2)
     angles = angles.repeat(1, 2)
