@@ -32,7 +32,7 @@ def dtype(request):
     return request.param
 
 
-@pytest.mark.parametrize("T", [1, 37, 64, 200])
+@pytest.mark.parametrize("T", [1, 64, 130])
 def test_rows_of_a_batch(monkeypatch, call, dtype, T):
     x = inputs(T, B=5, dtype=dtype)
     o, final = call(x)

@@ -112,12 +112,15 @@ PRESENT = ["{0}  # needed", "{0}#1 of 2 # more"]
 @pytest.mark.parametrize("form", [*MISSING, *PRESENT])
 def test_forms_of_a_required_import(tree, form):
     chunk = tree / QUASAR_DIR / "chunk.py"
-    original = chunk.read_text()
-    for line in REQUIRED_IMPORTS if form == MISSING[0] else REQUIRED_IMPORTS[-1:]:
-        assert f"\n{line}\n" in original
-        chunk.write_text(original.replace(f"\n{line}\n", f"\n{form.format(line)}\n", 1))
-        found = [str(violation) for violation in check_tree(tree, strict=True)]
-        assert [repr(line) in each for each in found] == [True] * (form in MISSING)
+    text = chunk.read_text()
+    for line in REQUIRED_IMPORTS:
+        assert f"\n{line}\n" in text
+        text = text.replace(f"\n{line}\n", f"\n{form.format(line)}\n", 1)
+    chunk.write_text(text)
+    found = [str(violation) for violation in check_tree(tree, strict=True)]
+    assert len(found) == (len(REQUIRED_IMPORTS) if form in MISSING else 0)
+    for line in REQUIRED_IMPORTS if form in MISSING else ():
+        assert sum(repr(line) in each for each in found) == 1, line
 
 
 @pytest.mark.parametrize(

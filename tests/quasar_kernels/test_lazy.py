@@ -1,13 +1,10 @@
 """The packages for model builders: lazy imports, and their names."""
 
 import importlib
-import os
 
 import pytest
 
-from tests import PROJECT
 from tests.processes import run_python
-from tests.small_fla import install_small_fla
 
 PACKAGES = ["quasar_kernels.blocks", "quasar_kernels.delta_rule"]
 
@@ -27,10 +24,3 @@ def test_every_name_exists_and_is_listed(package):
         getattr(module, name)
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'absent'"):
         _ = module.absent
-
-
-def test_the_blocks_suppress_fla_s_warning_on_a_cpu(tmp_path):
-    path = os.pathsep.join([install_small_fla(tmp_path), str(PROJECT)])
-    env = {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    done = run_python("-c", "from quasar_kernels.blocks import HybridBlock, ssd, wkv6", env=env)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

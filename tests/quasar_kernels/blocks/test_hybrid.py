@@ -103,7 +103,7 @@ def test_compilation_traces_no_loop_over_chunks():
         counts[-1] += len(graph.graph.nodes)
         return graph.forward
 
-    for T in (70, 700):
+    for T in (70, 140):  # two chunks and three
         x = tokens(T, 1)
         counts.append(0)
         torch.compiler.reset()

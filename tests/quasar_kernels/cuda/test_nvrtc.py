@@ -203,17 +203,13 @@ PORTABLE_LAYER = (portable.PROGRAM, ("pack_weights", "resident_projection", "res
 @pytest.mark.parametrize(
     ("programs", "capability", "dtype", "options"),
     [
-        # benchmarks.resources.compile compiles every file for every GPU by nvcc
+        # each program once: benchmarks.resources.compile compiles the files for every GPU by nvcc
         (FORWARD, HOPPER, "fp16", ()),
-        (GRADIENTS, (8, 9), "fp16", cuda_scan.options_for(64)),
         (GRADIENTS, HOPPER, "bf16", cuda_scan.options_for(128)),
-        (FORWARD, HOPPER, "bf16", ("-DQUASAR_DECAY",)),
-        (GRADIENTS, (8, 0), "bf16", ("-DQUASAR_READ_STEP",)),
-        (GRADIENTS, HOPPER, "bf16", ("-DQUASAR_DECAY",)),
+        (GRADIENTS, (8, 0), "bf16", ("-DQUASAR_DECAY",)),
         (SLICES, (8, 0), "bf16", ("-DQUASAR_HEAD=128",)),
         (LAYER, HOPPER, "bf16", ()),
         (PORTABLE_LAYER, (8, 9), "bf16", ()),
-        (WKV6, (8, 0), "bf16", wkv6.variant_for(0, torch.float32, 64).options),
         (WKV6, HOPPER, "fp16", wkv6.variant_for(0, torch.float16, 128).options),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from fla.ops.quasar import checkpoints
 from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import ChunkQuasarFunction
-from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
+from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
 from fla.ops.quasar.operator_types import ScanInputs
 from fla.ops.quasar.preparation import UNCHANGED, Preparation, PreparationFunction, prepare
 from fla.ops.quasar.triton_kernels import passes
@@ -117,23 +117,28 @@ def test_decays_to_zero(decay):
 
 
 @gates
-@pytest.mark.parametrize(("group", "cu"), [(1, None), (3, [0, 0, 1, 4, 4])])
-def test_the_recurrent_kernel_overwrites_the_state(gated, group, cu):
+@pytest.mark.parametrize(
+    ("group", "cu", "tiles"), [(1, None, None), (3, [0, 0, 1, 4, 4], RecurrentTiles(32, 1))]
+)
+def test_the_recurrent_kernel_overwrites_the_state(gated, group, cu, tiles):
     x = inputs(4, K=24, group=group)
     bounds = None if cu is None else torch.tensor(cu).repeat_interleave(2)[::2]  # strided
     state = torch.randn(1 if cu is None else 4, 2 * group, 24, 24)
     expected, end = delta_recurrence(*wide(used(x, gated)), state, bounds, scale=0.5)
-    o, final = launch_fused_recurrent(
-        *x[:4], state, False, bounds, 0.5, inplace_state=True, g=x.g if gated else None
-    )
+    options = {"inplace_state": True, "g": x.g if gated else None, "tiles": tiles}
+    o, final = launch_fused_recurrent(*x[:4], state, False, bounds, 0.5, **options)
     assert final is state
     assert relative_rms(o, expected) <= OPERATOR[torch.float32]
     assert relative_rms(state, end) <= OPERATOR[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    "how", [Preparation(True), Preparation(False, 1.0), Preparation(True, 2.0)]
+    ("dtype", "how"),
+    [
+        (torch.float32, Preparation(True)),
+        (torch.float32, Preparation(False, 1.0)),
+        (torch.float16, Preparation(True, 2.0)),
+    ],
 )
 def test_units_and_sigmoids_within_the_operator(dtype, how):
     """q and k are views of one projection, beta has other strides; a key and a query are zero."""

@@ -27,7 +27,7 @@ from fla.ops.quasar import gate
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.forward_substitution import launch_forward_substitution
-from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
+from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
 from fla.ops.quasar.layer import first_tokens, gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.call import Call, Weights
@@ -97,21 +97,6 @@ def test_a_burst_that_has_decayed_leaves_no_error(dtype, limit):
     expected = quasar_recurrence(q, k, v, beta)[0]
     for part, exact in zip(o.split(window, 1), expected.split(window, 1), strict=True):
         assert relative_rms(part, exact) <= limit
-
-
-@pytest.mark.parametrize("tiles", [RecurrentTiles(8, 1), RecurrentTiles(32, 1)])
-@pytest.mark.parametrize("cu", [None, [0, 0, 1, 4, 4]])
-def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
-    q, k, v, beta = layer_like(4, S=24)
-    bounds = None if cu is None else torch.tensor(cu)
-    state = torch.randn(1 if cu is None else 4, 2, 24, 24)
-    expected, end = quasar_recurrence(q, k, v, beta, state, bounds)
-    o, final = launch_fused_recurrent(
-        q, k, v, beta, state, False, bounds, 0.5, inplace_state=True, tiles=tiles
-    )
-    assert final is state
-    assert relative_rms(o, 0.5 * expected) <= OPERATOR[torch.float32]
-    assert relative_rms(state, end) <= OPERATOR[torch.float32]
 
 
 @pytest.mark.parametrize("segments", [1, 4])

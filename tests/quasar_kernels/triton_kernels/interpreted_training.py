@@ -42,7 +42,6 @@ def places(kind, R):
         ("equal", 1, torch.float32, 44, 40),
         ("packed", 1, torch.float32, 44, 40),
         ("one", 3, torch.bfloat16, 20, 40),
-        ("equal", 3, torch.bfloat16, 8, 300),
         ("packed", 3, torch.bfloat16, 20, 40),
         ("packed", 3, torch.bfloat16, 8, 300),
     ],
@@ -96,9 +95,7 @@ def test_gradients_of_a_slice_s_first_tokens_pass_through_the_halo(monkeypatch, 
         assert torch.allclose(found.double(), wanted, atol=1e-5), (found, wanted)
 
 
-@pytest.mark.parametrize(
-    ("rows", "R", "kind"), [(16, 44, "one"), (16, 44, "equal"), (64, 100, "packed")]
-)
+@pytest.mark.parametrize(("rows", "R", "kind"), [(16, 44, "equal"), (64, 100, "packed")])
 def test_gradients_of_the_convolution_by_programs_of_any_length(monkeypatch, rows, R, kind):
     monkeypatch.setattr(layer_grads, "_PROGRAMS", 3 * R // rows)
     test_gradients_of_the_convolution(R, 24, kind, 3, torch.float32)
@@ -143,7 +140,6 @@ def layer(monkeypatch):
 @pytest.mark.parametrize(
     ("B", "bounds", "dtype", "limit", "limits_mib"),
     [
-        (1, [0, 20], torch.float16, 6e-3, ["0", "100"]),
         (2, [0, 14], torch.float16, 6e-3, ["0", "100"]),
         (1, [0, 1, 1, 18, 20], torch.float16, 6e-3, ["0", "100"]),
         (1, [0, 1, 1, 18, 20], torch.float32, 1e-4, ["100"]),
@@ -170,7 +166,7 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
 def test_outputs_may_be_changed_in_place(monkeypatch, layer, limit):
     monkeypatch.setattr(graphs, "MAX_ELEMENTS", 0)
     monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
-    x, dy = torch.randn(2, 1, 20, D)
+    x, dy = torch.randn(2, 1, 6, D)
 
     def added_in_place(x):
         y, *_ = layer(x)
@@ -233,7 +229,7 @@ def test_replayed_calls_of_one_layer_overlap_and_accumulate(layer, monkeypatch):
     inputs = [torch.randn(2, 1, 6, D) for _ in range(2)]
     launched = [step(layer, x, dy, torch.float16) for x, dy in inputs]
     captured = simulate(monkeypatch)
-    for _ in range(3):
+    for _ in range(2):
         layer.zero_grad()
         leaves = [x.clone().requires_grad_() for x, _ in inputs]
         with torch.autocast("cpu", torch.float16):
@@ -273,20 +269,6 @@ def test_several_backward_passes_of_one_call_are_replayed(layer, monkeypatch, mo
     leaf, dy = x.clone().requires_grad_(), dy.half()
     with torch.autocast("cpu", torch.float16):
         y = layer(leaf)[0]
-    gradients = [torch.autograd.grad(y, leaf, dy, retain_graph=True)[0] for _ in range(4)]
+    gradients = [torch.autograd.grad(y, leaf, dy, retain_graph=True)[0] for _ in range(3)]
     assert any(graph.replays for graph in captured)
     assert all(torch.equal(dx, expected) for dx in gradients)
-
-
-def test_bounds_that_do_not_fit_are_refused(layer):
-    for bounds in ([0, 5], [0, 12], [0, 7, 5, 10]):
-        with pytest.raises(ValueError, match="from 0 to T = 10"):
-            layer(torch.randn(1, 10, D), cu_seqlens=torch.tensor(bounds))
-
-
-def test_second_derivatives_are_refused(layer):
-    x, dy = torch.randn(2, 1, 6, D)
-    leaf = x.requires_grad_()
-    (dx,) = torch.autograd.grad(layer(leaf)[0], leaf, dy, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        (dx.square().sum() + leaf.sum()).backward()
