@@ -58,11 +58,17 @@ def run(subject: RecordingSubject, seed: int = 19) -> Correctness:
 
 
 @pytest.fixture(scope="module")
-def passed() -> RecordingSubject:
-    """A subject that has passed the check."""
+def result() -> tuple[RecordingSubject, Correctness]:
+    """A subject after a check, and the check's result."""
     subject = RecordingSubject()
-    assert run(subject).passed
-    return subject
+    return subject, run(subject)
+
+
+@pytest.fixture
+def passed(result: tuple[RecordingSubject, Correctness]) -> RecordingSubject:
+    """A subject that has passed the check."""
+    assert result[1].passed
+    return result[0]
 
 
 def lengths_of(subject: RecordingSubject) -> set[int]:
@@ -76,7 +82,7 @@ def test_three_lengths_of_each_check_are_secret(passed: RecordingSubject) -> Non
     assert len(secret) == 3  # the longest has heads of tiny beta
     assert module.SLOW_LENGTH <= max(secret) < 2 * module.SLOW_LENGTH
     other = RecordingSubject()
-    assert run(other, seed=20).passed
+    module._Stages(Checker.draw(CPU, 20), other).lengths(MEASURED)
     assert not secret & lengths_of(other)
 
 
@@ -115,7 +121,9 @@ def test_changed_inputs_are_found_in_tensors_that_are_compared_in_part(monkeypat
             held["k"].data[:, 40] += 1
 
     subject.spoil = spoil
-    (failed,) = run(subject).failed
+    checker = Checker.draw(CPU, 19)
+    module._Stages(checker, subject).lengths(MEASURED)
+    (failed,) = (check for check in checker.worst.values() if not check.passed)
     assert (failed.name, failed.where) == ("operator: inputs changed", "k, 65 tokens")
 
 
@@ -160,7 +168,7 @@ def test_a_layer_without_a_weight_is_refused_by_name() -> None:
 
 # ---- slow heads ------------------------------------------------------------------------------
 
-PIECE, OVERLAP = 16_384, 384
+PIECE, OVERLAP = 4096, 384
 
 
 def pieces(
@@ -184,9 +192,8 @@ class Pieces(honest.QuasarAttention):
             return super().forward(x, **options)
 
 
-@pytest.mark.slow
 def test_pieces_without_a_state_exceed_the_limits_of_any_precision() -> None:
-    tokens, checker = 20_000, Checker.draw(CPU, 3)
+    tokens, checker = 5000, Checker.draw(CPU, 3)
     bf16 = LIMITS[torch.bfloat16]
     slow = module._layer_like(checker, tokens) | {"beta": module._slow_heads()}
     stages = module._Stages(checker, InProcessSubject(pieces, Pieces, CPU))
@@ -200,8 +207,8 @@ def test_pieces_without_a_state_exceed_the_limits_of_any_precision() -> None:
     assert (layer or 0.0) > 4 * bf16.layer, errors
 
 
-def test_the_operator_and_the_layer_of_slow_heads_are_compared_at_the_longest_length(passed):
-    wheres = {check.name: check.where for check in run(RecordingSubject()).checks}
+def test_the_operator_and_the_layer_of_slow_heads_are_compared_at_the_longest_length(result):
+    wheres = {check.name: check.where for check in result[1].checks}
     assert wheres["layer of slow heads: relative RMS error"] == f"{MEASURED} tokens"
     subject = RecordingSubject()
     module._Stages(Checker.draw(CPU, 1), subject).lengths(3 * module.SLOW_LENGTH)
