@@ -264,7 +264,7 @@ def _without_heartbeats() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @settings(
-    max_examples=10_000 if os.environ.get("QUASAR_NIGHTLY") else 120,
+    max_examples=10_000 if os.environ.get("QUASAR_NIGHTLY") else 60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,18 +102,6 @@ def test_row_15_closing_a_screen_session_stops_the_miner(miner, tmp_path):
     run("screen", "-S", "quasar", "-X", "quit", env=miner, check=True)
     wait_for(lambda: not is_alive(pid))
     assert "info     stopped" in log_of(miner)
-
-
-@needs_installation
-def test_row_15_a_stop_signal_to_the_start_script_gives_status_0(miner):
-    process = subprocess.Popen([START], env=miner, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        wait_for(lambda: WAITING in log_of(miner))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(HANG) == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 # ---- systemd ----------------------------------------------------------------------------------
