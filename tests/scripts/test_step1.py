@@ -16,9 +16,9 @@ FORK = {str(LAYER_FILE): "class QuasarAttention: ...\n", f"{QUASAR_DIR}/chunk.py
 
 
 def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
-    ours = (tree / QUASAR_DIR / "chunk.py").read_bytes()
+    operator = (tree / QUASAR_DIR / "chunk.py").read_bytes()
     assert not options["cross_check"]
-    faster = 3.0 if ours == (OVERLAY / QUASAR_DIR / "chunk.py").read_bytes() else 1.0
+    faster = 3.0 if operator == (OVERLAY / QUASAR_DIR / "chunk.py").read_bytes() else 1.0
     return samples.make_sample(length, faster * length)
 
 
