@@ -82,7 +82,9 @@ class Checkout:
         for name, text in (("pyproject.toml", PYPROJECT), ("backend.py", BACKEND)):
             (self.root / name).write_text(text.replace("DEPENDENCIES", dependencies))
         (self.root / "neurons/miner/__main__.py").write_text(MINER)
-        self.tool("nvidia-smi", "exit 9")
+        # with a GPU, the script neither looks for PyTorch's CPU index nor asks pip for its builds
+        self.tool("nvidia-smi", "echo GPU 0")
+        self.tool("df", "echo Filesystem; echo disk 1 1 99999999")
         self.home = home
 
     def tool(self, name: str, script: str) -> None:
