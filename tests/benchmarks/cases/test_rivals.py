@@ -10,14 +10,14 @@ import pytest
 
 from benchmarks.cases import rivals
 from benchmarks.engine.results import Entry, Run
-from harness.measuring.runner import MeasurementError, measure
+from harness.measuring.runner import MeasurementError, Options, measure
 from tests.adversarial.test_cheats import make_tree
+from tests.processes import HANG
 
 TREES = {
     "future": ("operators", "reads_the_future"),
     "forgets": ("operators", "forgets_between_chunks"),
     "overflows": ("operators", "overflows"),
-    "clock": ("timed", "PatchesTheClock"),
     "untrained": ("layers", "WithoutGradients"),
 }
 PROJECTION = "k_proj.weight"
@@ -52,7 +52,7 @@ def _few_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time only the forks whose speed a test examines."""
 
     def timed_if_needed(tree: Path, *arguments: Any, **options: Any) -> Any:
-        if tree.name not in ("honest", "clock", "broken"):
+        if tree.name not in ("honest", "broken"):
             raise MeasurementError("not timed", "stopped")
         return measure(tree, *arguments, **options)
 
@@ -80,7 +80,6 @@ def test_each_fault_is_measured(tmp_path: Path) -> None:
     assert set(speeds) == set(checks) == {rivals.OURS, *named}
 
     assert speeds[rivals.OURS]["64"].figures["tokens_per_sec"] > 0
-    assert speeds["clock"]["64"].failure == "gate: the code under test replaced time.time"
     assert "no such GPU" in (speeds["broken"]["64"].failure or "")
     assert checks["broken"]["process"].failure == "exit status 1"
 
@@ -106,13 +105,20 @@ def test_each_fault_is_measured(tmp_path: Path) -> None:
     assert other["operator"].errors["relative RMS"] < 5e-3
 
 
-def test_a_fork_that_never_ends_gets_a_row(tmp_path: Path) -> None:
+def test_a_fork_that_never_ends_or_replaces_the_clock_gets_a_row(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "sleeps", "honest", "right")
     (tree / "fla/layers/quasar.py").write_text("import time\ntime.sleep(3600)\n")
-    done = run(f"sleeps={tree}", "--lengths", "64", "--seconds", "3")
-    (speed,) = by_name(done.table("speed"))["sleeps"].values()
-    assert speed.failure == "timeout: not done within 3 s"
-    assert by_name(done.table("checks"))["sleeps"]["process"].failure == "killed after 3 s"
+    clock = make_tree(tmp_path / "clock", "timed", "PatchesTheClock")
+    reasons = {
+        tree: (1.0, "timeout: not done within 1 s"),
+        clock: (HANG, "gate: the code under test replaced time.time"),
+    }
+    for one, (seconds, reason) in reasons.items():
+        options = Options("cpu", seconds)
+        found = rivals.time_tree("it", one, 64, options=options, gpu_lock=tmp_path / "lock")
+        assert found.failure == reason
+    (entry,) = rivals.check_tree("it", tree, argparse.Namespace(seconds=1.0), "cpu")
+    assert (entry.of, entry.failure) == ({"what": "process"}, "killed after 1 s")
 
 
 @pytest.mark.parametrize("wrong", ["fork", "=/tmp", "fork=/does/not/exist", "this project=/"])
