@@ -64,8 +64,9 @@ This is the limit of the Triton kernels on every GPU, so that the same tiles run
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The same for other GPUs. .cu files may use it, because their needs may depend on the GPU."""
 
-BLOCKS = OVERLAY.parent / "blocks"
-"""The folder of the blocks, some of which have .cu files."""
+
+PACKAGE = OVERLAY.parent
+"""The folder of the kernels' package, with all .cu files."""
 
 RESERVED = 1024
 """Bytes of shared memory that the system reserves for each block from Hopper on.
@@ -133,8 +134,8 @@ def specs_for(arch: int) -> list[CompileSpec]:
 
 
 def sources() -> list[Path]:
-    """Return every .cu file, the overlay's and the blocks'."""
-    return sorted([*OVERLAY.rglob("*.cu"), *BLOCKS.glob("*/csrc/*.cu")])
+    """Return every .cu file of the kernels' package."""
+    return sorted(PACKAGE.rglob("*.cu"))
 
 
 def is_quick(name: str, arch: int) -> bool:

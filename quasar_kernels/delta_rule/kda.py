@@ -233,7 +233,7 @@ def _chunks(
     if has_kernels(q) and (backend := requested_backend()) != "torch":
         if backend == "cuda":
             raise CudaUnavailableError(
-                "QUASAR_BACKEND=cuda, but decays per channel have no CUDA C++ kernels",
+                "QUASAR_BACKEND=cuda, but decays per channel also need Triton kernels",
                 "set QUASAR_BACKEND=auto",
             )
         heads = Heads(q.shape[-1], v.shape[-1], True)

@@ -14,6 +14,7 @@ from fla.ops.quasar.triton_kernels.passes import scan_segments
 from fla.ops.quasar.triton_kernels.plan import Plan, multiprocessors, plan_of
 from torch import Tensor
 
+from quasar_kernels.delta_rule.kda_cuda.launch import run_chunks
 from quasar_kernels.delta_rule.kda_triton.backward import input_grad_kernel, state_grad_kernel
 from quasar_kernels.delta_rule.kda_triton.forward import chunk_kernel, walk_kernel
 
@@ -42,7 +43,7 @@ class Tiles(NamedTuple):
     values: int  # columns of the values of a walking program
     chunk_warps: int
     walk_warps: int
-    walk_stages: int
+    walk_stages: int  # of the forward pass; the backward pass loads more and has at most 2
     grad_warps: int
 
 
@@ -56,7 +57,7 @@ def tiles_for(block: int, dtype: torch.dtype, capability: tuple[int, int]) -> Ti
         return Tiles(32, min(32, block), min(32, block), min(32, block), 4, 8, 1, 4)
     values, warps, stages = min(64, block), 4, 1
     if block == 128 and capability == HOPPER:
-        values, warps, stages = 128, 8, 2
+        values, warps, stages = 128, 8, 3
     return Tiles(64, min(64, block), min(32, block), values, 4, warps, stages, 4)
 
 
@@ -104,6 +105,25 @@ class Call(NamedTuple):
     scale: float
 
 
+@functools.lru_cache(1024)
+def _fastest(most: int, chunks: int, walks: int, places: int) -> int:
+    """Return the number of segments, at most `most`, with the fewest steps of walking programs.
+
+    A step of a segment's map takes about two thirds of the time of a step that computes outputs.
+
+    Args:
+        chunks: of the longest sequence.
+        walks: programs that walk along one segment of each sequence and head.
+        places: programs that run at once.
+    """
+
+    def cost(n: int) -> int:
+        maps, outputs = -(-2 * (n - 1) * walks // places), -(-n * walks // places)
+        return -(-chunks // n) * (2 * maps + 3 * outputs)
+
+    return min(range(1, max(1, most) + 1), key=cost)
+
+
 def plan_call(
     v: Tensor, cu_seqlens: Tensor | None, scale: float, segments: int | None = None
 ) -> Call:
@@ -118,11 +138,14 @@ def plan_call(
     longest = T if bounds is None else longest_of(bounds)
     chunks = max(1, -(-longest // tiles.chunk))
     if segments is None:
-        walks = B * T / max(longest, 1) * H * -(-S // tiles.values)
+        walks = max(1, B * T // max(longest, 1)) * H * -(-S // tiles.values)
         units = multiprocessors(v.device) or 4  # several segments in the interpreter
-        fit = int(WARPS // tiles.walk_warps * units / max(walks, 1)) if walks < WHOLE * units else 1
-        # the scan over segments is sequential, too
-        segments = max(1, min(fit, math.isqrt(2 * chunks), chunks // MIN_CHUNKS))
+        segments = 1
+        if walks < WHOLE * units:
+            places = units * WARPS // tiles.walk_warps
+            # the scan over segments is sequential, too
+            most = min(places // walks, math.isqrt(2 * chunks), chunks // MIN_CHUNKS)
+            segments = _fastest(most, chunks, walks, places)
     length = tiles.chunk * -(-chunks // segments)
     if bounds is None:
         count = max(1, -(-T // length))
@@ -177,12 +200,13 @@ def forward(
     A = torch.empty_like(P) if training else None
     chunks = Chunks(W, U, writes, queries, P, A, decays)
     constants, sizes = _constants(call, v), _sizes(call, v)
-    _chunk(
-        _grid(call, H),
-        (q, k, v, g, beta, plan.table, *chunks, *sizes, scale),
-        constants | {"SHARED": H // q.shape[2], "BK": tiles.keys},
-        num_warps=tiles.chunk_warps, num_stages=1,
-    )  # fmt: skip
+    if not run_chunks(plan, x[:5], chunks, scale):
+        _chunk(
+            _grid(call, H),
+            (q, k, v, g, beta, plan.table, *chunks, *sizes, scale),
+            constants | {"SHARED": H // q.shape[2], "BK": tiles.keys},
+            num_warps=tiles.chunk_warps, num_stages=1,
+        )  # fmt: skip
     walk = constants | {"BV": tiles.values}
     options = {"num_warps": tiles.walk_warps, "num_stages": tiles.walk_stages}
     per_state = -(-S // tiles.values)
@@ -217,7 +241,7 @@ def backward(
     H, S = v.shape[2:]
     constants, sizes = _constants(call, v), _sizes(call, v)
     walk = constants | {"BV": tiles.values}
-    options = {"num_warps": tiles.walk_warps, "num_stages": tiles.walk_stages}
+    options = {"num_warps": tiles.walk_warps, "num_stages": min(2, tiles.walk_stages)}
     grid = (plan.total * H, -(-S // tiles.values), 1)
     stored = (chunks.reads, chunks.writes, chunks.queries, chunks.scores, do, chunks.decays,
               plan.table)  # fmt: skip

@@ -82,9 +82,8 @@ def tile_product(depth: int, warps: int, stages: int) -> CompileSpec:
 
 @pytest.fixture
 def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
-    monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
-    monkeypatch.setattr(compile_kernels, "BLOCKS", tmp_path)
+    """An empty folder in place of the CUDA sources, and no Triton kernels."""
+    monkeypatch.setattr(compile_kernels, "PACKAGE", tmp_path)
     monkeypatch.setattr(compile_kernels, "specs_for", lambda arch: [])
     return tmp_path
 

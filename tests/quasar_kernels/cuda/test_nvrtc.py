@@ -19,6 +19,7 @@ from fla.ops.quasar.layer import hopper, portable
 
 from benchmarks.resources import cache as developer_cache
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
+from quasar_kernels.delta_rule.kda_cuda import launch as kda
 
 HOPPER = (9, 0)
 
@@ -194,6 +195,7 @@ GRADIENTS = (
 )
 SLICES = cuda_slice.PROGRAM, ("slice_map", "fold_maps", "enter_states")
 WKV6 = wkv6.PROGRAM, ("wkv6_forward", "wkv6_backward")
+KDA = kda.PROGRAM, ("kda_chunk",)
 LAYER = hopper.PROGRAM, ("pack_weights", "projection", "gated_output")
 PORTABLE_LAYER = (portable.PROGRAM, ("pack_weights", "resident_projection", "resident_output"))
 
@@ -210,6 +212,7 @@ PORTABLE_LAYER = (portable.PROGRAM, ("pack_weights", "resident_projection", "res
         (SLICES, (8, 0), "bf16", ("-DQUASAR_HEAD=128",)),
         (LAYER, HOPPER, "bf16", ()),
         (PORTABLE_LAYER, (8, 9), "bf16", ()),
+        (KDA, (8, 0), "bf16", ("-DQUASAR_HEAD=128",)),
         (WKV6, HOPPER, "fp16", wkv6.variant_for(0, torch.float16, 128).options),
     ],
 )

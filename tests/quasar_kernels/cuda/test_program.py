@@ -16,6 +16,7 @@ from fla.ops.quasar.layer import hopper, portable, weight_tiles, wide
 
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
+from quasar_kernels.delta_rule.kda_cuda import launch as kda
 from tests.processes import HANG
 
 FOLDER = OVERLAY / "fla/ops/quasar"
@@ -39,6 +40,7 @@ HOPPER = (9, 0)
         ),
         ("layer/csrc/portable/resident_output.cu", "OutputArguments", portable.OutputArguments),
         (wkv6.CSRC / "walk.cuh", "Arguments", wkv6.Arguments),
+        (kda.CSRC / "kda_chunk.cu", "Arguments", kda.Arguments),
     ],
 )
 def test_argument_structures_are_the_same_in_python_and_cuda(file, name, structure):

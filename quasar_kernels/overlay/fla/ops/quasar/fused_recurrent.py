@@ -22,7 +22,7 @@ MAX_HEAD_DIM = 256
 ENOUGH_PROGRAMS = 1024
 """Programs above which wider programs are faster than more programs."""
 WARP_ELEMENTS, MAX_ELEMENTS = 4096, 8192
-"""Most elements of a state in the registers of a warp, and of a program."""
+"""Most elements of a state in a program of one warp, and in one of four."""
 
 
 class RecurrentTiles(NamedTuple):
@@ -42,7 +42,7 @@ def tiles_for(block: int, chains: int) -> RecurrentTiles:
     while cols < widest and chains * block // cols > ENOUGH_PROGRAMS:
         cols *= 2
     cols = min(cols, block)
-    return RecurrentTiles(cols, 1 if block * cols <= WARP_ELEMENTS else 2)
+    return RecurrentTiles(cols, 1 if block * cols <= WARP_ELEMENTS else 4)
 
 
 @triton.jit(
@@ -59,13 +59,15 @@ def fused_recurrent_quasar_fwd_kernel(
 ):  # fmt: skip
     """Process one sequence of one head for BV value columns, with the state in registers.
 
-    Grid: (sequences * H, S / BV). q, k and v have a last stride of one; o is contiguous.
-    `final_state` may be `initial_state`: a program reads its columns before it writes them.
+    Grid: (sequences * H * S / BV): adjacent programs process the columns of one state, which share
+    pages of memory. q, k and v have a last stride of one; o is contiguous. `final_state` may be
+    `initial_state`: a program reads its columns before it writes them.
     With READ_STEP, beta has the step size of each token and head, `[B, T, H]` contiguous. g has log
     decays in the same layout, or with CHANNELS `[B, T, H, S]`. GROUP heads of values share one head
     of keys and queries.
     """
-    i_nh = tl.program_id(0)
+    PARTS: tl.constexpr = tl.cdiv(S, BV)
+    i_nh = tl.program_id(0) // PARTS
     i_n, i_h = (i_nh // H).to(tl.int64), i_nh % H
     if IS_VARLEN:
         first = tl.load(cu_seqlens + i_n).to(tl.int64)
@@ -76,16 +78,10 @@ def fused_recurrent_quasar_fwd_kernel(
         length = T
         i_b = i_n
     rows = tl.arange(0, BS)
-    cols = tl.program_id(1) * BV + tl.arange(0, BV)
+    cols = tl.program_id(0) % PARTS * BV + tl.arange(0, BV)
     row_mask, col_mask = rows < S, cols < S
     mask = row_mask[:, None] & col_mask[None, :]
     at = i_nh.to(tl.int64) * S * S + rows[:, None] * S + cols[None, :]
-    if HAS_INITIAL:
-        # a state is not read again before the next token, so it should not evict other data in L2
-        state = tl.load(initial_state + at, mask=mask, other=0.0, eviction_policy="evict_first")
-        state = state.to(tl.float32)
-    else:
-        state = tl.zeros([BS, BV], dtype=tl.float32)
     if READ_STEP:
         p_beta = beta + (i_b * T + first) * H + i_h
     else:
@@ -104,6 +100,12 @@ def fused_recurrent_quasar_fwd_kernel(
     next_q = tl.load(p_q, mask=row_mask & (length > 0), other=0.0)
     next_k = tl.load(p_k, mask=row_mask & (length > 0), other=0.0)
     next_v = tl.load(p_v, mask=col_mask & (length > 0), other=0.0)
+    if HAS_INITIAL:
+        # a state is not read again before the next token, so it should not evict other data in L2
+        state = tl.load(initial_state + at, mask=mask, other=0.0, eviction_policy="evict_first")
+        state = state.to(tl.float32)
+    else:
+        state = tl.zeros([BS, BV], dtype=tl.float32)
     for t in range(0, length):
         b_q, b_k, b_v = next_q.to(tl.float32), next_k.to(tl.float32), next_v.to(tl.float32)
         more = t + 1 < length
@@ -169,7 +171,7 @@ def launch_fused_recurrent(
         return o, final
     BS = 1 << (S - 1).bit_length()
     BV, warps = tiles or tiles_for(BS, N * H)
-    fused_recurrent_quasar_fwd_kernel[(N * H, -(-S // BV))](
+    fused_recurrent_quasar_fwd_kernel[(N * H * -(-S // BV),)](
         q, k, v, beta.contiguous(), None if g is None else g.contiguous(),
         None if initial_state is None else initial_state.contiguous(),
         o, final, cu_seqlens, T, scale,

@@ -1,0 +1,1 @@
+"""The part of Kimi Delta Attention that CUDA C++ computes: chunks before their state is known."""
