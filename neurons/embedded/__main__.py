@@ -53,7 +53,8 @@ RANKING, GUEST = "competition", "guest"
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 CODE = ("neurons", "harness", "quasar_kernels")
 CHUNK = "chunk_size: int = {}"
-"""The overlay's text that sets the chunk size, 64; each miner's copy sets its own."""
+"""The text that sets the chunk size to 64 in the overlay, the kernels that a miner copies over its
+fork. In each miner's copy, another size replaces the 64."""
 CHUNKS = (64, 1, 4, 16, 2, 32)
 """Tokens in a step of each miner's kernel; the second miner's kernel is clearly slower."""
 CHEAT = '''
@@ -150,7 +151,7 @@ class Demo:
                 yield from self._compete()
             if self._serve:
                 guest = shlex.quote(str(self._write_guest_settings()))
-                yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
+                yield f"to add one more miner, run: ENV_FILE={guest} ./START_MINER.sh once"
                 yield f"the leaderboard stays at {self.url}/ until Ctrl-C"
                 self._stop.wait()
                 self.subnet.check()
@@ -205,7 +206,10 @@ class Demo:
         return f"round {ending.round_number} has ended"
 
     def submit_cheat(self, entry: Entry) -> None:
-        """Submit a fork that keeps the rules but skips the recurrence, with a high claim."""
+        """Submit a fork that passes the rule book's check of files, but skips the recurrence.
+
+        Its claim is far too high.
+        """
         repository, target = self.folder / "cheat.git", self.settings.target_sequence_length
 
         def change(source: Path) -> None:
@@ -244,7 +248,7 @@ class Demo:
         return process.returncode
 
     def _miner(self, name: str) -> dict[str, object]:
-        """Return the settings in which one more miner differs from the first."""
+        """Return the settings that each miner has of its own: folders and wallet."""
         home = self.folder / name
         own = {"state_dir": home / "state", "fork_remote": home / "fork.git"}
         return {**own, "wallet_miner_name": name}
@@ -289,11 +293,12 @@ class Demo:
                     if condition():
                         return
                 if time.monotonic() > deadline:
-                    raise QuasarError(f"After {seconds:g} s {what} is missing; see {self.folder}.")
+                    problem = f"{what} did not appear within {seconds:g} s"
+                    raise QuasarError(f"{problem}; see {self.folder}.")
                 self._pause()
 
     def _pause(self) -> None:
-        """Wait half a second; raise Stopped, or the fault that has stopped the subnet."""
+        """Wait half a second. After a stop, raise the subnet's fault, or Stopped if it has none."""
         if self._stop.wait(0.5):
             self.subnet.check()
             raise Stopped("stop requested")
@@ -313,7 +318,7 @@ def is_healthy(port: int) -> bool:
 
 
 @click.command(
-    help="Runs API, validator and a competition of miners on this machine, and its pages.",
+    help="Runs an API with web pages, a validator and competing miners on this machine.",
     context_settings=flags.CONTEXT,
 )
 @click.option(
@@ -323,7 +328,7 @@ def is_healthy(port: int) -> bool:
 @click.option(
     "--cheat/--no-cheat",
     default=None,
-    help="One more miner, with a wrong kernel (the default with other miners).",
+    help="Add a miner with a wrong kernel (the default unless --miners is 0).",
 )
 @click.option(
     "--serve/--no-serve",

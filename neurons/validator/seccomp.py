@@ -1,11 +1,14 @@
-"""A seccomp filter that closes kernel interfaces to a fork's processes.
+"""A seccomp filter that closes kernel interfaces to the code of a miner's fork.
 
-Namespaces would give a fork a tmpfs that no limit counts. Keyrings outlive an evaluation. io_uring,
-bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
-reaches the hypervisor. The sandbox's memory limit cannot count System V segments that no process
-has attached. With prlimit(2), a fork could keep its referee from opening the GPU; with priorities,
-it could slow the referee down. All other calls are allowed, because the CUDA driver needs many of
-them (ioctl, mmap, poll, eventfd, memfd_create, with a GPU also sched_setaffinity).
+In namespaces of its own, the fork could mount a tmpfs that no limit counts. Keyrings outlive an
+evaluation. io_uring, bpf and perf have had many sandbox escapes. A network namespace does not
+separate vsock, which reaches the hypervisor. The sandbox's memory limit cannot count System V
+segments that no process has attached. With prlimit(2), the fork could keep the referee, the process
+that judges it, from opening the GPU; with priorities, it could slow the referee down.
+
+All other calls of the 64-bit ABI, which `_CALLS` does not list, are allowed, because the CUDA
+driver needs many of them (ioctl, mmap, poll, eventfd, memfd_create). With a GPU, the driver also
+needs sched_setaffinity, which is therefore forbidden only in a sandbox without one (`pinned`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from dataclasses import dataclass
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of classic BPF (linux/bpf_common.h), each with a constant operand."""
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-"""Offsets in `struct seccomp_data`; of the argument, the low half (little-endian)."""
+"""Offsets in `struct seccomp_data`. A load reads 32 bits, so it reads only the low half of an
+argument, which comes first (little-endian)."""
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
 """System calls from this number on belong to the x32 ABI, which numbers them differently."""
@@ -75,11 +79,11 @@ _OWN_ONLY = {
     "ioprio_set": ((0, 1), (1, 0)),  # IOPRIO_WHO_PROCESS
     "prlimit64": ((0, 0),),
 }
-"""Calls that a process may make for itself only, with the arguments that name the process itself,
-as pairs of position and value."""
+"""Calls that a process may make only for itself. Each pair is the position of an argument and the
+value that it must have; together, the pairs name the calling process."""
 
 _SPECIAL = ("clone", "clone3", "socket", "sched_setaffinity")
-"""Calls that `assemble` treats one by one."""
+"""Calls with a rule of their own, in `_instructions` or, for sched_setaffinity, `assemble`."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,8 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(installed), 0, 0
     sys.exit("Linux does not accept a seccomp filter: " + os.strerror(ctypes.get_errno()))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Installs the filter in its first argument (38: PR_SET_NO_NEW_PRIVS, 22: PR_SET_SECCOMP), and
-executes the command in the further arguments."""
+"""Installs the filter that its first argument contains, and executes the command in the further
+arguments. The prctl options are 38 (PR_SET_NO_NEW_PRIVS) and 22 (PR_SET_SECCOMP)."""
 
 
 def this_architecture() -> Architecture | None:
@@ -118,8 +122,8 @@ def this_architecture() -> Architecture | None:
 def assemble(architecture: Architecture, *, pinned: bool) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
-    `pinned` forbids sched_setaffinity: the sandbox's periodic check of cores can miss a short
-    change.
+    `pinned` forbids sched_setaffinity. The sandbox checks only from time to time which cores the
+    fork uses (`Sandbox.exceeded`), and could miss a short use of others.
     """
     allowed = {*_OWN_ONLY, *_SPECIAL} - ({"sched_setaffinity"} if pinned else set())
     denied = {number for name, number in architecture.calls.items() if name not in allowed}
@@ -154,7 +158,7 @@ def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Inst
 
 
 def _only(number: int, arguments: Sequence[int], refusal: int) -> Iterator[Instruction]:
-    """Allow the system call `number` only with these first arguments."""
+    """Allow the system call `number` only if its first argument is one of `arguments`."""
     yield _EQUAL, 0, 2 * len(arguments) + 2, number
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     for argument in arguments:
@@ -166,7 +170,7 @@ def _only(number: int, arguments: Sequence[int], refusal: int) -> Iterator[Instr
 def _only_own(
     number: int, arguments: Sequence[tuple[int, int]], refusal: int
 ) -> Iterator[Instruction]:
-    """Allow the system call `number` only with these arguments."""
+    """Allow the system call `number` only if every (position, value) of `arguments` matches."""
     yield _EQUAL, 0, 3 * len(arguments) + 1, number
     for place, value in arguments:
         yield _LOAD, 0, 0, _FIRST_ARGUMENT + 8 * place

@@ -38,7 +38,8 @@ def figures(status: Status, now: float) -> Iterator[tuple[str, str, dict[str, st
     """Yield name, meaning, labels and value of every figure of the journal; `now` is Unix time."""
     ended = Counter(one.state.value for one in status.history if one.closed)
     for state, count in sorted(ended.items()):
-        yield "ended", "Submissions by their end, of the newest 1000", {"state": state}, count
+        meaning = "Closed submissions among the newest 1000, by final state"
+        yield "ended", meaning, {"state": state}, count
     one = status.submission
     if one is None:
         return
@@ -79,7 +80,10 @@ def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
 
 
 def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
-    """Return the status (ok, held, or degraded by a full disk) and its reason or the state."""
+    """Return the status: ok with the submission's state, or held or degraded with a reason.
+
+    The miner is degraded if its disk is full.
+    """
     if shutil.disk_usage(state_dir).free < START_BYTES:
         return {"status": "degraded", "reason": f"the disk of {state_dir} is full"}
     one = read_status(state_dir, hotkey).submission

@@ -47,7 +47,7 @@ def test_row_01_a_killed_miner_completes_the_same_submission(tmp_path, url, fake
         left = journal.latest()[0]
     done = run_cycle(make_context(tmp_path, url))
 
-    # After the last moment the submission is closed, so the next start makes a new one.
+    # After the last moment the submission is closed, so the next cycle makes a new one.
     assert (done.id, done.state) == (2 if moment == "after:VALIDATED" else left.id, State.VALIDATED)
     assert (len(fake_api.rows), fake_api.count("/commit_submission")) == (done.id, done.id)
     # A reveal without a journalled reply is sent again, and the server answers 409.

@@ -64,11 +64,12 @@ def test_every_page_of_the_queue_is_read() -> None:
         rows = {"submissions": [{**ROW, "id": number}], "next_after": following}
         return httpx.Response(200, content=json.dumps(rows))
 
-    pages = 30  # of 100 rows each, as many as 300 hotkeys may have open
+    # 300 hotkeys with 10 open submissions each fill 30 pages of 100 rows; here each page has one
+    pages = 30
     client, sent = answering(*(page(n, n if n < pages else None) for n in range(1, pages + 1)))
     assert [row.id for row in client.queue()] == [*range(1, pages + 1)]
     assert [request.url.params["after"] for request in sent] == [str(n) for n in range(pages)]
-    client, sent = answering(page(1, 1))  # a server that never ends
+    client, sent = answering(page(1, 1))  # a faulty server repeats its page; the client stops
     assert len(client.queue()) == 2
     assert len(sent) == 2
 

@@ -1,4 +1,7 @@
-"""REPO_PATH: an existing checkout is used in place; dirty or hostile ones are refused."""
+"""REPO_PATH: an existing checkout is used in place, without its hooks and filters.
+
+A checkout is refused, for example, if it is dirty or if its git settings redirect git.
+"""
 
 import shutil
 import subprocess
@@ -43,7 +46,7 @@ def use(checkout: Path, token: Token | None = None) -> Fork:
 
 
 def expect_held(checkout: Path, words: str | None = None) -> Held:
-    """Return the Held of `prepare`, whose reason must match `words`."""
+    """Return the Held that `prepare` raises; its reason or remedy must match `words`."""
     with pytest.raises(Held, match=words) as held:
         use(checkout).prepare()
     return held.value
