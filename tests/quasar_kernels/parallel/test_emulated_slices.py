@@ -8,6 +8,7 @@ from fla.ops.quasar.cuda.scan import scan_backward, scan_forward
 from fla.ops.quasar.cuda.scan import slice_forward as slice_module
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.cuda.scan.slice_forward import CudaSlice
+from fla.ops.quasar.parallel.by_torch import TorchSlice
 from fla.ops.quasar.parallel.context import Place, locate
 from fla.ops.quasar.parallel.exchange import unpack_maps
 
@@ -127,6 +128,17 @@ def test_the_outputs_of_wide_heads_match_float64(programs):
     for each, exact_o in zip(slices, o.split(lengths, 1), strict=True):
         assert relative_rms(each.o, exact_o) <= limit
     assert relative_rms(slices[-1].final[-1], final[-1]) <= limit
+
+
+def test_a_rank_without_kernels_gives_others_the_same_map_in_the_second_round():
+    lengths = [40, 40, 40]
+    x = draw(OWN, sum(lengths))
+    where = places([0, sum(lengths)], lengths)
+    slices = [TorchSlice(*each) for each in zip(parts(x, lengths), where, strict=True)]
+    maps = torch.stack([each.compute_map() for each in slices])
+    for each in slices:
+        each.run(maps)
+    assert torch.equal(torch.stack([each.compute_map() for each in slices]), maps)
 
 
 def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monkeypatch):

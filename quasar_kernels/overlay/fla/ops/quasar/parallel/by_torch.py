@@ -1,7 +1,8 @@
 """A rank's slice in torch: for CPU tensors, and for calls that the CUDA kernels do not support.
 
-A slice maps the state X before it to G X + R. One call computes R and G: for values [v | 0] and the
-initial state [X0 | I], the final state is [R | G]. X0 is the slice's own initial state.
+A slice maps the state X that enters its last sequence to G X + R. One call computes R and G: for
+values [v | 0] and the initial state [X0 | I], the final state is [R | G]. X0 is zero if the
+sequence begins on an earlier rank. Otherwise X0 is its initial state, and no rank uses G.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from fla.ops.quasar.operator_types import Gradients, Saved, ScanInputs
 
 
 class TorchSlice:
-    """The forward pass of a slice; `run` sets `o`, `final` and `inputs`.
+    """The forward pass of a slice.
+
+    `run` sets `o` and `final`, and stores in `inputs` the states from which it starts.
 
     Args:
         inputs: one row, B = 1; q and k may have fewer heads than v.
@@ -34,7 +37,12 @@ class TorchSlice:
         self._done = False
 
     def compute_map(self) -> torch.Tensor:
-        """Return the packed map (`pack_map`) of the slice's last sequence."""
+        """Return the packed map (`pack_map`) of the slice's last sequence.
+
+        The second round needs the map of the first one: `run` has replaced the initial state.
+        """
+        if self._done:
+            return self._packed_map
         x = self.inputs.with_equal_heads()
         last = slice(*self._place.bounds[-2:])
         k, v = x.k[:, last], x.v[:, last]
@@ -55,12 +63,14 @@ class TorchSlice:
             g=None if x.g is None else x.g[:, last],
         )
         R, G = final[0].split([V, K], -1)
-        return pack_map(G, R, G.new_zeros(H))
+        self._packed_map = pack_map(G, R, G.new_zeros(H))
+        return self._packed_map
 
     def run(self, all_maps: torch.Tensor) -> None:
         """Compute the outputs from the packed maps of all ranks.
 
-        A second call, which only the CUDA kernels need, does nothing.
+        The caller makes a second round for long slices on a GPU. Only `CudaSlice` needs it, so a
+        second call does nothing here.
         """
         if self._done:
             return
@@ -118,8 +128,8 @@ class TorchGradient:
         """Return the gradients.
 
         Args:
-            G: `[after - 1, H, K, K]`, of the later ranks that the last sequence fills, so without
-                the rank where it ends.
+            G: `[after - 1, H, K, K]`, the G of the later ranks onto which the last sequence
+                continues, but not of the rank where it ends. `after` is `Place.after`.
             offsets: `[ranks, H, K, V]`, the results of `compute_offset` on all ranks.
         """
         do, d_final = self._incoming
