@@ -15,15 +15,17 @@ CPU_LIMIT = 2048
 """Longest sequence timed on a CPU: longer runs take minutes and do not predict a GPU's speed."""
 
 ORACLE_LENGTH = 65536
-"""Every correctness check compares the operator up to this length, even if memory is short."""
+"""A correctness check compares the operator up to the measured length. If the float64 oracle does
+not fit into memory, the check stops at this length instead, but never below it."""
 
 
 @dataclass(frozen=True)
 class Workload:
     """One validator run: a layer with default initialisation, called on fresh fp32 input.
 
-    On CUDA the calls record gradients under bf16 autocast; on a CPU the validator's script runs
-    them in fp32 under `torch.no_grad()`. The layer stays in training mode on both.
+    On CUDA the calls run under bf16 autocast, and autograd records them, but no backward pass
+    follows. On a CPU the validator's script runs them in fp32 under `torch.no_grad()`. The layer
+    stays in training mode on both.
     """
 
     batch_size: int = 1
@@ -51,7 +53,7 @@ class Workload:
         mode = (
             "bf16 autocast with gradients recorded, CUDA synchronized before and after"
             if device == "cuda"
-            else "fp32 under no_grad on a CPU (short lengths only: no figure for a GPU)"
+            else "fp32 under no_grad on a CPU (short lengths only; they predict no GPU's speed)"
         )
         return (
             f"QuasarAttention({self.hidden_size}, head_dim={self.head_dim}, "
@@ -77,7 +79,8 @@ def parse_lengths(text: str) -> list[int]:
 def lengths_for(target: int, device: str) -> tuple[int, ...]:
     """Return the lengths to measure for a submission at `target` tokens, shortest first.
 
-    On a CPU (`device` is `cuda` or `cpu`) a target longer than `CPU_LIMIT` is omitted.
+    `device` is `cuda` or `cpu`. On both, the result has `VALIDATOR_LENGTHS`. On CUDA it also has
+    the target and all `LENGTHS` up to it; on a CPU only a target of at most `CPU_LIMIT` tokens.
     """
     if device == "cpu":
         extra = {target} if target <= CPU_LIMIT else set()

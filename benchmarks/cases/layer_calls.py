@@ -18,7 +18,7 @@ Exact = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 
 def shape_label(hidden_size: int, heads: int, head_dim: int, batch: int, tokens: int) -> str:
-    """Return the name of a layer's size and its input's."""
+    """Return a label with the sizes of a layer and of its input."""
     return f"{hidden_size:,} wide, {heads} x {head_dim}, {batch} x {tokens:,}"
 
 
@@ -32,7 +32,7 @@ def inputs(batch: int, tokens: int, hidden_size: int) -> tuple[Tensor, Tensor]:
 
 
 def output(layer: Any, x: Tensor, *, autocast: bool = True, **options: Any) -> Tensor:
-    """Return the layer's output `[B, T, hidden_size]`, under bf16 autocast."""
+    """Return the layer's output `[B, T, hidden_size]`; `autocast` enables bf16 autocast."""
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
         return layer(x, **options)[0]  # type: ignore[no-any-return]
 

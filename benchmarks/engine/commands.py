@@ -17,13 +17,14 @@ _START = time.perf_counter()
 
 
 def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
-    """Measure a case, print its entries and write its file after each; return the exit status.
+    """Measure a case and return the exit status; after each result, write its file and print it.
 
-    A case is a module with `measure(args)`, which yields the run after each result. If the module
-    sets `FAILS`, a missed limit makes the exit status 1. Optional functions:
+    A case is a module with `measure(args)`. After each result, this function yields a `Run`
+    (results.py) with all entries so far. If the module sets `FAILS`, a missed limit makes the exit
+    status 1. Optional functions:
 
     - `options(parser)` adds arguments.
-    - `file_of(run, out)` returns the file of a run, if there are several.
+    - `file_of(run, out)` returns the file for a run, if the case writes several files.
     - `limits(run)` yields criteria.
     """
     name = case.__name__.rpartition(".")[2]
@@ -51,7 +52,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
 
 def fork_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the option `--fork`, a checkout of the public fork."""
-    without = "" if required else "; default: the installed fla, for this project's layer only"
+    without = "" if required else "; default: the installed fla, enough for this project's layer"
     help = f"checkout of the public fork{without}"
     parser.add_argument("--fork", type=Path, required=required, help=help)
 

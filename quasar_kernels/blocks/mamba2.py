@@ -40,9 +40,9 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
     Args:
         width: channels of the input and the output.
         heads: number of heads; each has `expand * width / heads` channels and a separate decay.
-        state: channels of a head's keys, 16 to 128.
+        state: channels of B and of C, which are a head's keys and queries, 16 to 128.
         expand: the inner width divided by `width`.
-        groups: number of groups; the heads / groups heads of a group share B and C.
+        groups: number of groups of equally many heads; all heads of a group share B and C.
         eps: epsilon of the norm.
         output_scale: factor of the initial output weights.
 
@@ -90,7 +90,7 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters that belong to no child module."""
+        """Initialise the parameters that belong to no child module; steps and rates are random."""
         # in at least fp32, and then rounded to the parameters' dtype
         wide = torch.promote_types(self.step_bias.dtype, torch.float32)
         step, rate = (torch.empty_like(x, dtype=wide) for x in (self.step_bias, self.rate_log))
@@ -150,7 +150,10 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
         return y, Mamba2State(earlier.last(), last)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the gate, the convolution's inputs and the steps, `[B, T, ...]` of `sizes`."""
+        """Return the gate, the convolution's inputs, and the steps before their bias and softplus.
+
+        Each is `[B, T, n]`; `sizes` holds the three n.
+        """
         if not is_plain(self.input, nn.Linear) or self.input._parameters["bias"] is not None:
             return self.input(x).split(self.sizes, dim=-1)
         # the projection is padded with zeros to a multiple of ALIGNED channels

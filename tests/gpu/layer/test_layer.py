@@ -102,4 +102,5 @@ def test_slices_with_a_cache_equal_one_call(layer, autocast):
 def test_fp32_without_autocast(layer):
     x = torch.randn(1, 700, 512, device="cuda")
     with torch.no_grad():
-        assert relative_rms(layer(x)[0], reference(layer, x)) <= 1e-3  # cuBLAS may use tf32
+        # the limit leaves room for TF32, which cuBLAS uses only if the environment allows it
+        assert relative_rms(layer(x)[0], reference(layer, x)) <= 1e-3

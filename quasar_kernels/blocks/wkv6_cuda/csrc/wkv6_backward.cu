@@ -1,10 +1,10 @@
 // WKV6's gradients, token by token from the last to the first, in fp32.
 //
 // Grid: (sequences * heads, V / COLUMNS). A lane holds LANE_COLUMNS columns of one row of the
-// state's gradient and of the states before CHECKPOINT tokens, which it recomputes from the
-// checkpoint that the forward kernel stored. The gradients of r, k and w are sums over columns.
-// Each lane adds its columns, the warps' sums are added through shared memory, and the host adds
-// the blocks' sums. The gradient of v is a sum over rows.
+// state's gradient. It holds the same columns of the states before each of CHECKPOINT tokens. It
+// recomputes these states from the checkpoint that the forward kernel stored. The gradients of r,
+// k and w are sums over columns. Each lane adds its columns, the warps' sums are added through
+// shared memory, and the host adds the blocks' sums. The gradient of v is a sum over rows.
 //
 // Shared memory: two cp.async stages of TOKENS tokens, one stage's tokens converted to fp32, and
 // the warps' partial sums.
@@ -26,7 +26,7 @@ struct Shared {
   float dv[ROW_WARPS][TOKENS * COLUMNS];
 };
 
-// Return the sum over a warp's lanes of x[c], c = lane / 4, in 9 exchanges.
+// Return to lane i the sum of x[i / 4] over all lanes of the warp, in 9 exchanges.
 __device__ __forceinline__ float sum_of_lanes(const float (&x)[LANE_COLUMNS], int lane) {
   float four[4], two[2];
   const bool a = lane & 16, b = lane & 8, c = lane & 4;
