@@ -39,7 +39,7 @@ struct Arguments {
   const i64* table;  // of packed sequences, [segments, 4]; otherwise null
   void *reads, *values, *writes, *queries, *scores, *inverse;
   float* decays;
-  i64 T, length;                          // length: tokens of a segment
+  i64 T, length;                            // length: tokens of a segment
   int per_sequence, chunks, heads, shared;  // chunks: of the longest segment
   float scale;
 };
@@ -51,8 +51,8 @@ struct Shared {
   unsigned char values[PANELS][TOKENS * ROW_BYTES];  // q times `since`, then v
   uint4 after[GROUPS][UNITS][32];                    // k times `after`; later A diag(beta)
   float whole[GROUPS][S];
-  uint4 inverses[GROUPS][32];   // of I + M's diagonal blocks, fp16
-  uint4 below[6][32];           // M's blocks below them, fp16
+  uint4 inverses[GROUPS][32];  // of I + M's diagonal blocks, fp16
+  uint4 below[6][32];          // M's blocks below them, fp16
 };
 
 // the place of block (a, b), b < a, in `below`; of b <= a with a + 1 for a
@@ -194,11 +194,10 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
   // stores a block's two columns 2c and two columns 8 + 2c of P or A, given as an A operand
   const i64 corner = ((first + g) * arg.heads + head) * TOKENS + 2 * c;
   const int step = 8 * arg.heads * TOKENS;
-  auto store_matrix = [&](void* to, int a, int b, const u32 (&x)[4]) {
+  auto store_matrix = [&](void* to, int a, int b, const u32(&x)[4]) {
     Element* const place = (Element*)to + corner + (i64)(2 * a) * step + CHUNK * b;
     if (CHUNK * a + g < left) *(u32*)place = x[0], *(u32*)(place + 8) = x[2];
-    if (CHUNK * a + g + 8 < left)
-      *(u32*)(place + step) = x[1], *(u32*)(place + step + 8) = x[3];
+    if (CHUNK * a + g + 8 < left) *(u32*)(place + step) = x[1], *(u32*)(place + step + 8) = x[3];
   };
 
   // ---- within groups ----
@@ -256,8 +255,10 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float other = __shfl_xor_sync(ALL, whole[h][e], 4 << level);
-          if (odd) since[h][e] *= other;
-          else after[h][e] *= other;
+          if (odd)
+            since[h][e] *= other;
+          else
+            after[h][e] *= other;
           whole[h][e] *= other;
         }
       }
@@ -304,7 +305,7 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
       const int column = 2 * c + e, x = g ^ column;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float(&one)[4] = pairs[0][h], (&two)[4] = pairs[1][h], (&four)[4] = pairs[2][h];
+        const float (&one)[4] = pairs[0][h], (&two)[4] = pairs[1][h], (&four)[4] = pairs[2][h];
         kk[h][e] = x >= 4 ? four[e] : x >= 2 ? two[e] : one[e];
         qk[h][e] = x >= 4 ? four[2 + e] : x >= 2 ? two[2 + e] : one[2 + e];
         if (g <= column) kk[h][e] = 0.f, qk[h][e] = g == column ? self[2 * h + e] : 0.f;
@@ -383,7 +384,7 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
       store_matrix(arg.scores, warp, b, zero);
       if (arg.inverse) store_matrix(arg.inverse, warp, b, zero);
     } else {
-      float(&x)[2][4] = kk[b], (&y)[2][4] = qk[b];
+      float (&x)[2][4] = kk[b], (&y)[2][4] = qk[b];
       u32 M[4], P[4];
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -471,7 +472,8 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
       u32 right[COLUMNS / 16][4];
 #pragma unroll
       for (int x = 0; x < COLUMNS / 16; ++x)
-        load_columns(right[x], row_address(address + b * CHUNK_BYTES, lane) ^ 2 * (column + 16 * x));
+        load_columns(right[x],
+                     row_address(address + b * CHUNK_BYTES, lane) ^ 2 * (column + 16 * x));
 #pragma unroll
       for (int a = b; a < GROUPS; ++a) {
         u32 left_block[4];
@@ -491,8 +493,8 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
         u32 packed[4];
         pack_tiles<T>(packed, sums[a][2 * x], sums[a][2 * x + 1]);
         const u32 chunk = address + a * CHUNK_BYTES;
-        store_rows(packed, row_address(chunk, lane) ^ 2 * (column + 16 * x), chunk,
-                   column / 16 + x, lane);
+        store_rows(packed, row_address(chunk, lane) ^ 2 * (column + 16 * x), chunk, column / 16 + x,
+                   lane);
       }
     __syncwarp();
     constexpr int LANES = COLUMNS / 8;  // of a row
@@ -507,8 +509,8 @@ __device__ __forceinline__ void kda_chunk(const Arguments& arg) {
 }
 
 QUASAR_LAUNCH(kda_chunk, THREADS, sizeof(Shared), Arguments)
-QUASAR_KERNEL(kda_chunk, __launch_bounds__(THREADS, BLOCKS), (const __grid_constant__ Arguments arg),
-              (arg))
+QUASAR_KERNEL(kda_chunk, __launch_bounds__(THREADS, BLOCKS),
+              (const __grid_constant__ Arguments arg), (arg))
 
 }  // namespace quasar::kda
 
