@@ -17,8 +17,9 @@ test: ## every check, as CI runs it
 quick: ## format, lint, contracts of imports, and files of tests that start no process (tests/quick.txt)
 	scripts/test.sh --quick
 
-nightly: install ## the faults at full length (10,000 interleavings, 2,000 cycles), and training by several processes
-	QUASAR_NIGHTLY=1 .venv/bin/python -m pytest tests/faults tests/quasar_kernels/blocks/test_language.py $(ARGS)
+nightly: install ## faults at full length (10,000 interleavings, 2,000 cycles), and the long tests that CI omits
+	QUASAR_NIGHTLY=1 .venv/bin/python -m pytest tests/faults $(ARGS)
+	QUASAR_NIGHTLY=1 .venv/bin/python -m pytest -m nightly $(ARGS)
 
 coverage: install ## which lines the tests run in their own process; `make coverage ARGS=tests/neurons`
 	.venv/bin/python -m pytest --cov=neurons --cov=harness --cov=quasar_kernels \

@@ -69,13 +69,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests without a GPU; torch is imported only if there are any.
+    """Skip nightly tests, and GPU tests without a GPU; torch is imported only if there are any.
 
     With `pytest -n`, files with slow tests run first, so that no long file remains at the end.
     """
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+    if not os.environ.get("QUASAR_NIGHTLY"):
+        skip = pytest.mark.skip(reason="takes long: make nightly")
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(skip)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -20,7 +20,11 @@ time.sleep(3600)
     ("words", "number"),
     [
         (["-m", "harness", "--runs", "1", "--lengths", "16", "--tree"], signal.SIGTERM),
-        (["-m", "harness", "compare", "--lengths", "16", "{tree}"], signal.SIGINT),
+        pytest.param(
+            ["-m", "harness", "compare", "--lengths", "16", "{tree}"],
+            signal.SIGINT,
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_stopped_command_ends_quietly(make_tree, tmp_path, words, number):

@@ -134,7 +134,7 @@ def test_other_lengths_and_batches_need_one_more_graph(name):
     assert counter.frame_count <= 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_within_other_operations_by_inductor():
     x = tensors("chunk_gated_delta_rule", 70)
 

@@ -69,6 +69,7 @@ def test_a_wrong_result_is_not_timed() -> None:
         Work("delta", broken, 40, "cpu").measured("forward", 40)
 
 
+@pytest.mark.nightly
 def test_failed_and_too_long_calls_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work("delta", make("delta"), 80, "cpu")
 

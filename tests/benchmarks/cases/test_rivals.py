@@ -105,6 +105,7 @@ def test_each_fault_is_measured(tmp_path: Path) -> None:
     assert other["operator"].errors["relative RMS"] < 5e-3
 
 
+@pytest.mark.nightly
 def test_a_fork_that_never_ends_or_replaces_the_clock_gets_a_row(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "sleeps", "honest", "right")
     (tree / "fla/layers/quasar.py").write_text("import time\ntime.sleep(3600)\n")

@@ -30,6 +30,7 @@ def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.nightly
 def test_steps_are_compiled_once_with_the_same_results(model: Any) -> None:
     from neurons.inference_server.model import BUCKET, Decoder
 

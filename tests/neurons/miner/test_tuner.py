@@ -161,6 +161,7 @@ def test_outdated_or_damaged_tuned_kernels_are_not_used(tmp_path):
     assert tuned.root() == OVERLAY
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_real_worker_checks_the_proposal_of_a_real_command(tmp_path):
     """Real workers import and check the trees; only the speeds are fake."""

@@ -1,6 +1,5 @@
 """The example of a language model: its losses, resumed and parallel trainings, and sampling."""
 
-import os
 import pydoc_data.topics
 
 import pytest
@@ -83,7 +82,7 @@ def test_a_model_continues_from_its_states():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("QUASAR_NIGHTLY"), reason="a minute: make nightly")
+@pytest.mark.nightly
 def test_losses_do_not_depend_on_the_number_of_processes(tmp_path):
     def losses(out, steps, processes):
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
