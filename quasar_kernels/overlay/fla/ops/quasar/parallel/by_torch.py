@@ -31,6 +31,7 @@ class TorchSlice:
 
     o: torch.Tensor  # [1, T, H, V]
     final: torch.Tensor  # [sequences, H, K, V]
+    _packed_map: torch.Tensor
 
     def __init__(self, inputs: ScanInputs, place: Place) -> None:
         self.inputs, self._place = inputs, place
