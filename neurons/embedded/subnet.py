@@ -31,7 +31,8 @@ from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0
+"""A busy machine needs a minute to start the API; if the API ends, the wait ends earlier."""
 MAX_STARTS = 3
 POSTPONED = ("postponed", "no verdict")
 """The validator's log events for an attempt without a verdict."""

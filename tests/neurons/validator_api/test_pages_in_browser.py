@@ -10,6 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
+from tests.processes import HANG
 
 TELEPHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
@@ -51,7 +52,9 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
 
 
 def opened(browser: Browser, scheme: Literal["light", "dark"], **options: Any) -> Page:
-    return browser.new_context(color_scheme=scheme, **options).new_page()
+    page = browser.new_context(color_scheme=scheme, **options).new_page()
+    page.set_default_timeout(1000 * HANG)  # milliseconds
+    return page
 
 
 def test_the_pages_are_accessible(browser: Browser, api: LiveApi) -> None:
