@@ -14,7 +14,8 @@ class Block:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["BLOCKED"]:
             open(os.environ["REACHED"], "w").close()
-            time.sleep(3600)
+            while True:  # a signal just before a sleep does not end the sleep
+                time.sleep(0.1)
 sys.meta_path.insert(0, Block())
 """
 """A module that Python imports at its start; it makes the import of another module hang."""

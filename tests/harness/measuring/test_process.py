@@ -66,10 +66,12 @@ def test_a_child_may_end_by_itself_at_sigterm(tmp_path: Path) -> None:
         def is_set(self) -> bool:
             return (tmp_path / "ready").exists()
 
-    code = (
-        "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); open('ready', 'w').close();"
-        "time.sleep(3600)"
-    )
+    code = """
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+open("ready", "w").close()
+while True:  # a signal just before a sleep does not end the sleep
+    time.sleep(0.1)
+"""
     ended = run(code, tmp_path, stop=StopsWhenReady())
     assert (ended.stopped, ended.timed_out, ended.returncode) == (True, False, 7)
 
