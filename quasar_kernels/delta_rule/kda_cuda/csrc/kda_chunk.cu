@@ -58,20 +58,9 @@ struct Shared {
 // the place of block (a, b), b < a, in `below`; of b <= a with a + 1 for a
 __device__ __forceinline__ constexpr int place(int a, int b) { return a * (a - 1) / 2 + b; }
 
-__device__ __forceinline__ float exp2_of(float x) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-  return power;
-}
-
 template <Scalar T>
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
-  if (T == Scalar::bf16) {
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(0x80008000u));
-  } else {
-    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  }
-  return a;
+  return T == Scalar::bf16 ? multiply_bf16(a, b) : multiply_fp16(a, b);
 }
 
 // the two numbers of x times low and high, rounded once

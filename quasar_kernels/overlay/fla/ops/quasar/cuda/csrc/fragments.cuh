@@ -59,6 +59,26 @@ __device__ __forceinline__ void clear(float (&tiles)[COUNT][4]) {
     for (int e = 0; e < 4; ++e) tiles[n][e] = 0.f;
 }
 
+// ---- arithmetic ----
+
+// 2^x
+__device__ __forceinline__ float exp2_of(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
+// products of two pairs of numbers
+__device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+
+__device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(0x80008000u));  // + -0
+  return a;
+}
+
 // ---- conversions ----
 
 template <Scalar T>

@@ -12,13 +12,6 @@
 
 namespace quasar::scan {
 
-// 2^x
-__device__ __forceinline__ float exp2_of(float x) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-  return power;
-}
-
 // (1 - exp(-beta lambda)) / (lambda + 1e-8), by a series where the difference would cancel
 __device__ __forceinline__ float step_size(float lambda, float beta) {
   const float x = beta * lambda;

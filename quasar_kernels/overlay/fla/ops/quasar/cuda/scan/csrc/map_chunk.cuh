@@ -26,16 +26,6 @@ constexpr int MAP_WARPS = 4;
 // A tile has one chunk for each warp; in shared memory, its panels of channels are adjacent.
 constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
 
-__device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
-  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  return a;
-}
-
-__device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
-  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(0x80008000u));  // + -0
-  return a;
-}
-
 __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float((u32)(127 + exponent) << 23);
 }

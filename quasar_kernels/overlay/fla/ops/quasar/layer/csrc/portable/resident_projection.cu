@@ -125,12 +125,7 @@ __device__ __forceinline__ void load_tile(Held& held, const ProjectionArguments&
 
 // ---- the convolution ----
 
-// two numbers in fp16: a <- a b, and a b + c
-__device__ __forceinline__ u32 scale_pair(u32 a, u32 b) {
-  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  return a;
-}
-
+// a b + c for two numbers in fp16
 __device__ __forceinline__ u32 add_scaled_pair(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(c) : "r"(a), "r"(b));
   return c;
@@ -239,7 +234,7 @@ __device__ __forceinline__ void convolve(const Results& d, const ProjectionArgum
       for (int r = 0; r < LANE_TOKENS; ++r) x[BEFORE + r] = rows[r][n];
 #pragma unroll
       for (int r = 0; r < LANE_TOKENS; ++r) {
-        u32 sum = scale_pair(x[r], weight[0][i]);
+        u32 sum = multiply_fp16(x[r], weight[0][i]);
 #pragma unroll
         for (int j = 1; j < TAPS; ++j) sum = add_scaled_pair(x[r + j], weight[j][i], sum);
         y[r][i] = silu_of_half<T>(sum);
