@@ -54,7 +54,7 @@ READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 CODE = ("neurons", "harness", "quasar_kernels")
 CHUNK = "chunk_size: int = {}"
 """The text that sets the chunk size to 64 in the overlay, the kernels that a miner copies over its
-fork. In each miner's copy, another size replaces the 64."""
+fork. Each miner's copy has a size of CHUNKS instead."""
 CHUNKS = (64, 1, 4, 16, 2, 32)
 """Tokens in a step of each miner's kernel; the second miner's kernel is clearly slower."""
 CHEAT = '''
@@ -248,7 +248,7 @@ class Demo:
         return process.returncode
 
     def _miner(self, name: str) -> dict[str, object]:
-        """Return the settings that each miner has of its own: folders and wallet."""
+        """Return a miner's own settings: its folders and its wallet."""
         home = self.folder / name
         own = {"state_dir": home / "state", "fork_remote": home / "fork.git"}
         return {**own, "wallet_miner_name": name}

@@ -1,10 +1,10 @@
 """A seccomp filter that closes kernel interfaces to the code of a miner's fork.
 
-In namespaces of its own, the fork could mount a tmpfs that no limit counts. Keyrings outlive an
-evaluation. io_uring, bpf and perf have had many sandbox escapes. A network namespace does not
-separate vsock, which reaches the hypervisor. The sandbox's memory limit cannot count System V
-segments that no process has attached. With prlimit(2), the fork could keep the referee, the process
-that judges it, from opening the GPU; with priorities, it could slow the referee down.
+Namespaces would let the fork mount a tmpfs that no limit counts. Keyrings outlive an evaluation.
+io_uring, bpf and perf have had many sandbox escapes. A network namespace does not separate vsock,
+which reaches the hypervisor. The sandbox's memory limit cannot count System V segments that no
+process has attached. With prlimit(2), the fork could keep the referee, the process that judges it,
+from opening the GPU; with priorities, it could slow the referee down.
 
 All other calls of the 64-bit ABI, which `_CALLS` does not list, are allowed, because the CUDA
 driver needs many of them (ioctl, mmap, poll, eventfd, memfd_create). With a GPU, the driver also

@@ -299,7 +299,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   multiply_matrix<T, true>(dK, at.dv, row, at.state, warp, lane);
   close_products();
   if constexpr (DECAY) {
-    // q . dQ without each token's read of its own write
+    // q . dQ; each token's read of its own write is added afterwards
     for_each_pair<T>(
         at.q, row, warp, lane, [&](int r, float q, float dq) { flows[r] += q * dq; }, dQ);
     const float own[2] = {arg.scale * own_scores[0], arg.scale * own_scores[1]};
