@@ -19,6 +19,7 @@ root=$PWD
 stamp=.venv/quasar-install # the last file of an installation; a .venv without it is not from this script
 folders=.venv.d
 new='' # the folder that this run installs into, once it exists
+log=/dev/null # pip's output, in that folder
 cpu_index=https://download.pytorch.org/whl/cpu
 cuda_gb=12 # disk for a CUDA build of PyTorch with NVIDIA's libraries during the installation
 unset PYTHONPATH PYTHONHOME # another project's packages would leak into the new environment
@@ -256,7 +257,7 @@ watched() {
     sleep 0.2
     [ $((SECONDS - since)) -ge "$next" ] || continue
     next=$((next + 10))
-    line=$(grep -E '^ *(Collecting|Downloading|Building|Installing)' "$log" 2>/dev/null | tail -n 1 | tr -s ' ')
+    line=$({ grep -E '^ *(Collecting|Downloading|Building|Installing)' "$log" 2>/dev/null || true; } | tail -n 1 | tr -s ' ')
     line=${line:-${*:1:2}}
     say "  $((SECONDS - since)) s${new:+, $(du -sm "$new" | cut -f 1) MB}: ${line:0:70}"
   done

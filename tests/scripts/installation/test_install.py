@@ -79,6 +79,18 @@ def test_an_interrupted_installation_starts_again(checkout, hanging):
     assert [*(checkout.root / ".venv.d").iterdir()] == [(checkout.root / ".venv").resolve()]
 
 
+def test_a_slow_removal_of_an_unused_installation_is_reported(checkout: Checkout) -> None:
+    assert checkout.run()[0] == 0
+    (checkout.root / ".venv.d/9").mkdir()
+    checkout.tool("rm", 'sleep 1; exec /bin/rm "$@"')
+    # ten seconds of the script pass in each of its pauses
+    clock = {"BASH_FUNC_sleep%%": "() { SECONDS=$((SECONDS + 10)); command sleep 0.1; }"}
+    status, _, err = checkout.run(**clock)
+    assert status == 0, err
+    assert re.search(r"^install:   \d+ s: rm -rf$", err, re.MULTILINE), err
+    assert not (checkout.root / ".venv.d/9").exists()
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     """Return the files of an installation, without those that Python caches."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
