@@ -26,7 +26,8 @@ CONFIRMED = (
     Submission.score > 0.0,
     Submission.tokens_per_sec <= HIGHEST_CLAIM,
 )
-"""Conditions of a confirmed claim: a positive score, and no failed logit verification."""
+"""Conditions of a confirmed claim: revealed, validated, not above HIGHEST_CLAIM, a positive score,
+and no failed logit verification."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def _entries(session: Session, row: Round) -> list[_Entry]:
     for one in session.execute(select(*columns).where(Submission.round_id == row.id, *CONFIRMED)):
         length = one.target_sequence_length
         result = weighted_score(one.tokens_per_sec or 0.0, length, rule, one.score)
-        # Version 1 does not bind the commit: until the reveal, it may be another miner's.
+        # A commitment of version 1 does not bind the fork's git commit: until the reveal, its
+        # sender can still choose another miner's code.
         unbound = rule == "verified" and (one.commitment_version or WIRE_VERSION) < WIRE_VERSION
         since = (unbound and one.revealed_at) or one.created_at
         if least is None or exceeds(result, least, rule):
@@ -166,19 +168,19 @@ def _entries(session: Session, row: Round) -> list[_Entry]:
 
 
 def _best_first(entries: list[_Entry], ranking: Ranking) -> list[_Entry]:
-    """Sort by result; a result that equals an older one counts as that one, and comes after it.
+    """Sort by result; one within EQUAL_WITHIN of older results counts as the lowest of them.
 
-    A result that counts as another one is not compared with newer ones. Small differences therefore
-    do not add up: a copy that is measured a little higher by chance never passes its original.
+    It comes after them. Newer results are compared only with results that count as themselves, so
+    small differences do not add up.
     """
     share = 1.0 - EQUAL_WITHIN[ranking]
     originals: list[float] = []  # ascending
     ordered = []
     for one in sorted(entries):  # oldest first
-        above = bisect.bisect_right(originals, one.result / share)
-        if above and originals[above - 1] >= one.result * share:
-            one = one._replace(counts_as=originals[above - 1])
+        place = bisect.bisect_left(originals, one.result * share)
+        if place < len(originals) and originals[place] * share <= one.result:
+            one = one._replace(counts_as=originals[place])
         else:
-            bisect.insort(originals, one.result)
+            originals.insert(place, one.result)
         ordered.append(one)
     return sorted(ordered, key=lambda one: -one.counts_as)

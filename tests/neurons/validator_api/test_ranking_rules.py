@@ -72,7 +72,7 @@ def test_a_commitment_that_binds_the_code_wins_ties_by_its_time(api: LiveApi) ->
     assert [one for one, _ in api.weights(round_id=1)] == [BOB.hotkey, ALICE.hotkey]
 
 
-def test_no_submission_passes_an_earlier_one_without_exceeding_an_original_by_3_percent() -> None:
+def test_a_submission_passes_an_original_only_with_a_result_over_3_percent_higher() -> None:
     draw = random.Random(1)
     for rule, share in rules.EQUAL_WITHIN.items():
         for count in range(40):
@@ -81,13 +81,17 @@ def test_no_submission_passes_an_earlier_one_without_exceeding_an_original_by_3_
             counts_as = {}
             for number, result in enumerate(results):
                 equal = [one for one in originals.values() if not differ(one, result, share)]
-                counts_as[number] = max(equal, default=result)
+                counts_as[number] = min(equal, default=result)
                 if not equal:
                     originals[number] = result
             expected = sorted(counts_as, key=lambda number: (-counts_as[number], number))
             found = [one.id for one in _best_first(entries(results), rule)]
             assert found == expected, (rule, results)
             assert not found or found[0] in originals
+            for number, result in originals.items():
+                passed = found[: found.index(number)]
+                newer = [results[one] for one in passed if one > number]
+                assert all(differ(one, result, share) for one in newer), (rule, results)
 
 
 def differ(one: float, other: float, share: float) -> bool:
