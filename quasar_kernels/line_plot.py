@@ -1,9 +1,9 @@
 """Line charts as SVG, reproducible byte for byte.
 
-The benchmarks' pages, the API's pages, a comparison of two trees and the loss curve of a training
-use it. A chart has one or more panels with the same axes. Each panel shows its lines in colour, and
-behind them the lines of the other panels in grey. Text and grid follow the page's colour scheme;
-the colours of lines are readable on light and dark pages.
+This module draws charts for the benchmarks' pages, the API's pages, the comparison of two trees and
+the loss curve of a training. A chart has one or more panels with the same axes. Each panel shows
+its lines in colour, and behind them the lines of the other panels in grey. Text and grid follow the
+page's colour scheme; the colours of lines are readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ WIDTH, HEIGHT, SMALL_HEIGHT = 640, 400, 190
 LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
 """Space for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
 LETTERS, LETTER = 14, 8.8
-"""Height of all text and mean width of a letter, in pixels. A telephone scales 14 pixels to 8."""
+"""Height of all text and mean width of a letter, in pixels. On a telephone's narrow screen, the
+chart shrinks and the text is 8 pixels high."""
 KEY = 22
 """Length of the line segment before a label, in pixels."""
 MARKED = 20
@@ -43,7 +44,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines that are drawn together; a label of several lines is drawn once, at the last one."""
+    """Lines that are drawn together. A label that several lines share is drawn at the last one."""
 
     title: str
     lines: Sequence[Line]
@@ -202,7 +203,8 @@ def _labels(lines: Sequence[Line], x: _Axis, y: _Axis) -> Iterator[str]:
 def spread(positions: Sequence[float], gap: float, high: float) -> list[float]:
     """Return positions at least `gap` apart and at most `high`, in the same order.
 
-    Each position moves down to keep the gap to those above, and up to stay within `high`.
+    Positions grow down the page. Each one moves down to keep the gap to those above it. It moves up
+    again where the last one would pass `high`.
     """
     placed = list(positions)
     order = sorted(range(len(placed)), key=placed.__getitem__)

@@ -18,8 +18,9 @@ allocator, which caches up to a quarter of the tensors' memory and frees it only
 would fail. The value was not tested on small cards."""
 
 LEAGUE, HIGHEST = 100_000, 1_000_000
-"""Leagues begin at multiples of LEAGUE, the last one at HIGHEST. Within a league the speed hardly
-depends on the length, so targets are the lengths at which leagues begin."""
+"""Leagues after the first begin at multiples of LEAGUE, the last one at HIGHEST. Within a league
+the speed hardly depends on the length, so `best_target` tries only these multiples, and LENGTHS
+below LEAGUE."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Gpu:
 
     @property
     def hopper(self) -> bool:
-        """Whether the card has the instructions of Hopper's kernels."""
+        """Whether the card has the instructions that the kernels for Hopper use."""
         return self.capability == "9.0"
 
 
@@ -115,7 +116,7 @@ def longest(memory_gib: float, capability: str | None, way: Way = "recorded") ->
 
 
 def best_target(memory_gib: float, capability: str | None) -> int | None:
-    """Return the highest league's target that fits into the memory, or None."""
+    """Return the start of the highest league that fits, else the longest of LENGTHS, or None."""
     leagues = range(LEAGUE, HIGHEST + 1, LEAGUE)
     candidates = sorted({*leagues, *(n for n in LENGTHS if n < LEAGUE)}, reverse=True)
     return next((n for n in candidates if fits(n, memory_gib, capability)), None)

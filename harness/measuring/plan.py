@@ -1,7 +1,7 @@
-"""Plans: which samples are missing, as pure functions of their numbers by length.
+"""Plans: which samples are missing, as pure functions of how many exist at each length.
 
-Plans depend on numbers of samples, not on speeds. The sampler also passes the lengths that have
-enough samples for a claim (`claim.is_settled`).
+Plans do not depend on speeds. Their arguments also name the lengths that have enough samples for a
+claim (`claim.is_settled`), and those that failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.claim import MAX_RUNS
 from harness.sample import Failure, Kind
 
 FIRST_RUNS = 5
-"""Samples of the target in the first round: on a quiet GPU fewer are never enough."""
+"""Samples of the target in the first round: fewer are not enough even on a quiet GPU."""
 
 FURTHER_RUNS = 5
 """Samples of the target in each later round."""
@@ -64,17 +64,16 @@ class ForClaim:
     """Plan of the fewest samples that a claim for one target needs.
 
     The target is sampled until its noise is known. The other lengths that validators time are
-    sampled once each. All other processes of the first round also sample the target, because a
-    further round repeats the imports.
+    sampled once each. The rest of the first round's `at_once` processes sample the target: they
+    import together with the others, and a further round would have to wait for imports again.
     """
 
     target: int
     others: tuple[int, ...] = ()
-    # runs, most: least and most samples of the target
-    runs: int = 1
-    most: int = MAX_RUNS
+    runs: int = 1  # smallest number of samples of the target
+    most: int = MAX_RUNS  # largest number of samples of the target
     at_once: int = 1  # processes of a round
-    confirming: int = 0  # number of existing samples of the target, which one more must confirm
+    confirming: int = 0  # existing samples of the target that one further sample must confirm
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -98,7 +97,7 @@ class ForClaim:
         return missing + [self.target] * further
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Return a failure of the target if another length failed that validators time too."""
+        """Return a failure of the target if one of the other lengths, `others`, failed."""
         first = next((failure for failure in failures if failure.length in self.others), None)
         if first is None or self.target in _failed(failures):
             return []

@@ -26,7 +26,7 @@ def has_own_cache(config: Any) -> bool:
     try:
         layers: Any = StaticCache(config=config, max_cache_len=1).layers
         return not all(hasattr(layer, "max_cache_len") for layer in layers)
-    except Exception:  # a configuration without attention layers fails in any way
+    except Exception:  # without attention layers in the configuration, StaticCache may raise any
         return True
 
 

@@ -20,7 +20,10 @@ _PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
 def read_heads(
     tool: HardenedGit, remote: Remote, token: Token | None
 ) -> tuple[dict[str, str], str]:
-    """Return the remote's branches with their commits, and its default branch ("": none)."""
+    """Return the remote's branches with their commits, and its default branch.
+
+    If HEAD names none of them, main, master or the first branch is the default; "" if none exists.
+    """
     listing = tool.online(
         remote, token, "ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*"
     )
@@ -139,7 +142,7 @@ def make_remote(upstream_url: str, path: Path) -> str:
 
 
 def anonymous(tool: HardenedGit) -> HardenedGit:
-    """Return git for the tool's folder that follows redirects, so it must never send a token."""
+    """Return a tool for the same folder that follows redirects. Callers must give it no token."""
     overrides = {**tool.overrides, "http.followRedirects": "initial"}
     return HardenedGit(tool.folder, timeout=tool.timeout, stop=tool.stop, overrides=overrides)
 

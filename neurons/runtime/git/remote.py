@@ -23,7 +23,7 @@ class Remote:
 
     @property
     def origin(self) -> str:
-        """Scheme and host with a slash at the end: git sends the token only to such addresses."""
+        """Scheme, host and a slash: git sends the token only to addresses that begin with it."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}/"
 
@@ -40,8 +40,9 @@ class Remote:
 def parse_remote(text: str, *, base: Path | None = None, with_token: bool = False) -> Remote:
     """Return the remote that `text` names: an https, ssh or file address, or a path.
 
-    A relative path starts at `base`. With a token, an ssh address of GitHub becomes https. Raises a
-    ValueError for any other text; its message is a sentence without secrets.
+    An http address must be of this machine. A relative path starts at `base`. With `with_token`, an
+    ssh address of GitHub becomes https. Raises a ValueError if `text` is none of these; the error's
+    message is a sentence without secrets.
     """
     shown = redact_text(text)
     if re.match(r"[A-Za-z0-9_+-]+::", text):
@@ -59,7 +60,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
     if parts.scheme == "ssh" and parts.hostname:
         return _ssh(text, parts.hostname, parts.path, with_token)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{shown} must be an https address, a file address or a path.")
+        raise ValueError(f"{shown} must be an https, ssh or file address, or a path.")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"{shown} carries a credential or a query.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:

@@ -102,7 +102,8 @@ def scan_forward(
         inputs: of any dtypes and strides; q's device must be the current one.
         output_final_state: whether to return the state after each sequence.
         backend: the value of QUASAR_BACKEND.
-        training: whether a backward pass follows. Its kernels are then compiled, too.
+        training: whether a backward pass follows. If Triton computes the call, its
+            kernels are then compiled, too.
         every: n, a multiple of 128, if a segment must end after every n tokens; otherwise None.
 
     Raises:

@@ -75,7 +75,7 @@ def layer_gradients(
     if products is None and is_short(call, x):
         # never saved, so 16 bits suffice; they fit into the memory of q, k and v, which is now free
         products = F.linear(rows, projections[:channels])
-    elif products is None:  # bit for bit those that the forward pass can save
+    elif products is None:  # bit for bit those that wide.py or library.py saves
         products = _compute_products(call, x, weights, rows, projections)
     # allocated after the products: their kernel needs as much memory for results that are not used
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
@@ -109,7 +109,7 @@ def layer_gradients(
 def _compute_products(
     call: Call, x: torch.Tensor, weights: Weights, rows: torch.Tensor, projections: torch.Tensor
 ) -> torch.Tensor:
-    """Return the products of q, k and v, bit for bit those that the forward pass can save.
+    """Return the products of q, k and v, bit for bit those that wide.py or library.py saves.
 
     Args:
         call, x, weights: the layer's call.

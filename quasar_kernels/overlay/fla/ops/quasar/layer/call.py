@@ -65,7 +65,8 @@ class Weights(NamedTuple):
 class Projected:
     """The results of a call's first stage, for R tokens of H heads of S channels."""
 
-    qkv: torch.Tensor | None  # [R, 3 H S], the operator's q, k and v; None after the operator
+    # [R, 3 H S], the operator's q, k and v; None once the operator has its views of it
+    qkv: torch.Tensor | None
     beta: torch.Tensor  # [H] fp32, softplus(beta_log)
     narrow: torch.Tensor  # [R, S], x times `gate_down`
     output_weights: tuple[torch.Tensor, ...]  # as the same module's `output` reads them

@@ -104,7 +104,7 @@ def through_operator(
     save_products: bool = False,
     rank: RankSlice | None = None,
 ) -> tuple[paths.Path, Projected, Scan] | None:
-    """Compute everything before the output stage; None if no kernels support the call.
+    """Compute everything before the output stage; None if `paths.choose` returns None.
 
     `save` and `save_products` are those of `library.project`, the others those of `layer_forward`.
     """

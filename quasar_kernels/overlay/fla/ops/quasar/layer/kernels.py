@@ -1,4 +1,4 @@
-"""The layer's operations around the operator: short convolution, gated norm, recomputation.
+"""The layer's operations around the operator: short convolution and gated norm.
 
 On CUDA, each pass is one Triton kernel; gradients.py has those of the backward pass. The forward
 pass saves only its inputs. For other calls, autograd records the steps in torch.

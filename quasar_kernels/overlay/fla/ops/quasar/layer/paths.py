@@ -72,7 +72,10 @@ class Path(NamedTuple):
 
 
 def choose(call: Call, x: torch.Tensor, weights: Weights) -> Path | None:
-    """Return the kernels of a call without autograd; None if torch computes it step by step."""
+    """Return the kernels of a call; None for `layer_with_states` of library.py.
+
+    Within `LayerFunction`'s passes gradients are off, so training uses the same kernels.
+    """
     if not supports_kernels(call, x, weights):
         return None
     if call.dtype.itemsize == 2 and call.backend != "triton" and not torch.is_grad_enabled():
@@ -93,7 +96,7 @@ def portable_is_faster(x: torch.Tensor) -> bool:
 
 
 def supports_kernels(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether any kernels support a call."""
+    """Return whether the layer's own kernels, around the operator, support a call."""
     taps = weights.q_taps
     return (
         x.is_cuda

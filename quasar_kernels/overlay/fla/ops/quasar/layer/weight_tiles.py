@@ -1,8 +1,8 @@
 """The host side of csrc/pack_weights.cu, which converts all weights of a call in one launch.
 
 It writes matrices as swizzled weight tiles and smaller parameters as fp32, for the fused kernels of
-hopper.py and portable.py. Those kernels compute whole sequences without a cached state and without
-autograd, for layers of one size.
+hopper.py and portable.py. Those kernels compute whole sequences without a cached state, for layers
+of one size. Autograd cannot record them, but `LayerFunction` calls them.
 """
 
 from __future__ import annotations

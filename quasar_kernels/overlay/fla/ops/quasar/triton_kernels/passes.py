@@ -50,10 +50,10 @@ def _rows_of_b(plan: Plan, inverse: torch.Tensor) -> int:
 def _segment_states(
     plan: Plan, inputs: ScanInputs, inverse: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
+    """Run pass 1 and the scan; return G and the states, `[total, H, S, S]` fp32 each.
 
-    Both are None if every sequence is one segment. The entries of a sequence's last segment are not
-    written.
+    G has the matrix of each segment's map, and `states` the state after each segment. Both are None
+    if every sequence is one segment. The entries of a sequence's last segment are not written.
     """
     if plan.total == plan.sequences:
         return None, None
@@ -113,7 +113,10 @@ def _launch_output(
     fresh: bool = False,
     checkpoints: torch.Tensor | None = None,
 ) -> None:
-    """Run pass 2: write `final_state` and o, `[B, T, H, S]`; with `fresh`, V' instead of o."""
+    """Run pass 2: write `final_state`, and to `o`, `[B, T, H, S]`, the outputs.
+
+    With `fresh`, `o` receives V' instead (defined in segmented_scan_bwd.py).
+    """
     q, k, v, _, initial_state, _, scale, g = inputs
     T, H, S = k.shape[1:]
     tiles = plan.tiles
@@ -164,7 +167,7 @@ def forward(
     if plan.sequences * H == 0 or (T == 0 and not output_final_state):
         return Scan(torch.empty_like(q), final, Saved(inputs, None, None, plan))
     o = torch.empty_like(k, memory_format=torch.contiguous_format)
-    # a chunk's B is stored in o's rows, unless several programs write them
+    # o's rows hold a chunk's B until pass 2 writes o, unless several programs share these rows
     inverse = chunk_intra(plan, k, x.steps, o if plan.tiles.value_cols >= S else None)
     G, states = _segment_states(plan, x, inverse)
     _launch_output(plan, x, inverse, states, o, final)
@@ -192,7 +195,7 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
     """Run the backward pass on the current stream.
 
     Args:
-        saved: from a forward pass, with a `Plan` as its segments.
+        saved: from `forward`; its field `segments` is a `Plan`.
         do: `[B, T, H, S]` contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None.
 

@@ -154,7 +154,8 @@ def backward(
     """Run the backward pass on the current stream; q's device must be the current one.
 
     In addition to the gradients it allocates one tensor like v, for the checkpoints, and a matrix
-    `[S, S]` in fp32 for each segment and head.
+    `[S, S]` in fp32 for each segment and head. Until input_gradient runs, dq holds V' and dk the
+    checkpoints of dS.
 
     Args:
         saved: from `forward` in scan_forward.py.

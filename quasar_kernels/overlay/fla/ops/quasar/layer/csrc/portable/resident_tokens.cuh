@@ -2,14 +2,14 @@
 // mma.sync, cp.async and 99 KB of shared memory, which every GPU from compute capability 8.0 has.
 //
 // A block has two groups of four warps. Warp w of each group owns the tokens 32 w .. 32 w + 31 of
-// the block's 128, and a group owns half of the output channels, 64 at a time. A warp's 512 inputs
-// are A operands. The first 256 are in its registers (in both groups). The others are in shared
-// memory, in the order of the registers, so that one load of 16 bytes brings a lane's part of an
-// operand. 128 KB of registers and 64 KB of shared memory therefore hold 128 tokens. 64 tokens
-// would fit shared memory alone, but weights would then cross the L2 cache twice as often. With
-// operands of 16 tokens, every weight would be read from shared memory twice as often. Either would
-// take longer than the products on GPUs with at least 1,024 multiply-adds per clock and
-// multiprocessor.
+// the block's 128, and a group owns half of the output channels, 64 at a time. The tokens' 512
+// inputs are A operands. Each warp holds the first 256 in registers, so each group has a copy. The
+// others are in shared memory, in the order of the registers, so that one load of 16 bytes brings a
+// lane's part of an operand. 128 KB of registers and 64 KB of shared memory therefore hold 128
+// tokens. 64 tokens would fit shared memory alone, but weights would then be read from the L2 cache
+// twice as often. With 16 tokens per warp, every weight would be read from shared memory twice as
+// often. Either would take longer than the products on GPUs with at least 1,024 multiply-adds per
+// clock and multiprocessor.
 //
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
 // weight tiles that pack_weights.cu writes. While one group waits or computes its results, the
@@ -17,7 +17,7 @@
 // one group: then no operand is held twice, and no group waits for another.
 //
 // Tokens of a warp: row g (+ 8 h) of the operand m holds token 4 g + 2 m + h, so a lane owns four
-// neighbours. Inputs: in the order of pack_weights.cu's groups of 16 or 32.
+// neighbours. Its inputs are in the order in which pack_weights.cu permutes groups of 16 or 32.
 
 #pragma once
 
@@ -33,12 +33,13 @@ namespace quasar::layer {
 #endif
 #endif
 
-constexpr int GROUPS = QUASAR_GROUPS, BLOCKS = GROUPS == 1 ? 2 : 1;  // of a multiprocessor
+constexpr int GROUPS = QUASAR_GROUPS;        // of a block
+constexpr int BLOCKS = GROUPS == 1 ? 2 : 1;  // of a multiprocessor
 constexpr int WARPS = 4, GROUP_THREADS = 32 * WARPS, THREADS = GROUPS * GROUP_THREADS;
 constexpr int TOKENS = 128, WARP_TOKENS = 32, LANE_TOKENS = 4;  // of a block, a warp, a lane
 constexpr int INPUTS = 512, OPERANDS = INPUTS / 16;
 constexpr int HELD = OPERANDS / 2;           // operands in registers
-constexpr int PIECE_CHANNELS = 64;           // of a weight piece; its inputs are as many
+constexpr int PIECE_CHANNELS = 64;           // of a weight piece, which also has 64 inputs
 constexpr int PIECES = INPUTS / 64;          // for 64 output channels
 constexpr u32 PIECE_BYTES = 64 * ROW_BYTES;  // half of a weight tile of 128 channels
 constexpr int STAGES = GROUPS == 1 ? 4 : 2;
@@ -55,7 +56,7 @@ struct ResidentShared {
 __device__ __forceinline__ int lane_index() { return threadIdx.x & 31; }
 __device__ __forceinline__ int warp_index() { return threadIdx.x >> 5 & (WARPS - 1); }
 
-// a lane's first token of the block's
+// the number of this lane's first token within the block's tokens
 __device__ __forceinline__ int first_token() {
   return WARP_TOKENS * warp_index() + LANE_TOKENS * (lane_index() >> 2);
 }
@@ -65,7 +66,7 @@ __device__ __forceinline__ void group_sync(int group) {
   asm volatile("bar.sync %0, %1;" : : "r"(group + 1), "n"(GROUP_THREADS) : "memory");
 }
 
-// this lane's part of an operand, as shared memory has it
+// Stores this lane's part of an operand in shared memory; load_operand reads it.
 __device__ __forceinline__ void store_operand(uint4 (&to)[32], const u32 (&x)[4]) {
   to[lane_index()] = make_uint4(x[0], x[1], x[2], x[3]);
 }
@@ -84,13 +85,15 @@ __device__ __forceinline__ void operands_sync() {
     __syncwarp();
 }
 
-// A group's weight pieces, round after round: `Order` gives the address of each piece of a round.
+// Streams a group's weight pieces: all `pieces` for one tile of tokens, then the same again for the
+// next tile. `Order` gives the address of each piece.
 template <class Order>
 struct WeightStream {
   const Order& order;
   const int group, pieces;
-  const u32 own;                  // this thread's 16 bytes of stage 0
-  int next_piece = 0, stage = 0;  // to load, and to read
+  const u32 own;       // address of this thread's first 16 bytes in stage 0
+  int next_piece = 0;  // the next to load
+  int stage = 0;       // the next to read
 
   __device__ __forceinline__ WeightStream(ResidentShared& shared, const Order& order, int group,
                                           int pieces)
@@ -115,8 +118,8 @@ struct WeightStream {
     commit_loads();
   }
 
-  // Returns the address of the next piece, `number`. If it is the first of its batch, waits for the
-  // batch and starts loading another one.
+  // Returns the address of the next piece. `number` is its index; at a multiple of BATCH, waits
+  // for the batch that begins with this piece, and starts loading another one.
   __device__ __forceinline__ u32 next(int number) {
     if (number % BATCH == 0) {
       wait_loads<STAGES / BATCH - 2>();
@@ -129,7 +132,7 @@ struct WeightStream {
   }
 };
 
-// d [32, 64] += a [32, 16] (columns 16 t on of a piece)^T
+// d [32, 64] += a [32, 16] w^T, where w is the 16 columns of `piece` from column 16 t on
 template <Scalar T>
 __device__ __forceinline__ void multiply(Results& d, const u32 (&a)[2][4], u32 piece, int t) {
   const u32 from = pair_address(piece, lane_index()) ^ 32 * t;
@@ -169,8 +172,8 @@ __device__ __forceinline__ void product(Results& d, const Held& held, const Resi
   }
 }
 
-// 32 output channels of token `own` of the lane as 16 bytes: 8 neighbours, which pack_weights.cu
-// brings together
+// Returns 16 bytes: this lane's 8 of the 32 output channels of one half, for its token `own`. The
+// row order of pack_weights.cu makes them neighbours.
 template <Scalar T>
 __device__ __forceinline__ uint4 packed_channels(const Results& d, int own, int half) {
   const float (&r)[8][4] = d[own / 2];
