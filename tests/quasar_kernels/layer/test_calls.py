@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar import backend as backends
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda import driver
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.cuda.scan import scan_backward, scan_forward
-from fla.ops.quasar.layer import graphs, hopper, paths, products, weight_tiles, wide
+from fla.ops.quasar.layer import graphs, hopper, paths, products, states, weight_tiles, wide
+from fla.ops.quasar.layer.call import Call
+from fla.ops.quasar.layer.wrapped import plain_weights
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 from quasar_kernels.contract import OVERLAY
@@ -114,6 +117,29 @@ def differentiate(layer, x):
     y = call(layer, x)
     inputs, dy = [x, *layer.parameters()], torch.ones_like(y)
     return lambda: torch.autograd.grad(y, inputs, dy)
+
+
+class OnlyRank:
+    """The slice of a group's only rank, which has no neighbours."""
+
+    bounds = final = None
+
+    def gather_halo(self, x):
+        return x[0, :0]
+
+    def replace_first_tokens(self, *_):
+        pass
+
+    def forward(self, scan, backend, save):
+        return backends.scan_forward(scan, False, backend=backend, training=save)
+
+
+def test_frozen_weights_on_a_rank_use_the_fused_kernels(launched):
+    layer, x = QuasarAttention(512, 64, 8).requires_grad_(False), torch.randn(1, TOKENS, 512)
+    settings = Call(8, 64, layer.norm_eps, BF16, None, "auto", False)
+    states.run_on_rank(layer, settings, x, plain_weights(layer), OnlyRank(), keep=False)
+    assert launched[:2] == ["pack_weights", "projection"], launched
+    assert launched[-1] == "gated_output", launched
 
 
 @pytest.mark.usefixtures("long")

@@ -198,7 +198,8 @@ def run_on_rank(
             y = record(call, layer, x, weights, rank)
         else:
             rank.halo = rank.gather_halo(x)
-            y = layer_forward(call, x, weights, rank=rank).y
+            with torch.no_grad():  # `paths.choose` has no fused kernels while autograd records
+                y = layer_forward(call, x, weights, rank=rank).y
     else:
         rank.exchange_halo(x)
         if weights is None:
